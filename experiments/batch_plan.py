@@ -1,5 +1,4 @@
-"""A plan of offline requests alone: the fewest chips that have all of them done by their deadlines, how long more or
-fewer take, and what that costs."""
+"""A plan for offline requests alone: the fewest chips that meet all deadlines, and makespan and cost by chips."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ from ooco_gym.report import Column, Table, duration, number, percent
 from ooco_gym.report.pages import Plot
 from ooco_gym.scenario import Scenario
 
-NONE_LATE = Limits(1e-9, 0.0, 0.0)  # of requests past their deadlines
+NONE_LATE = Limits(1e-9, 0.0, 0.0)  # no missed deadlines
 ASKED = ("a trace of offline requests alone has no rate to keep up with: say by when they are to be done, as "
          "'classes={offline: {deadline_s: 3600}}' or in a column deadline_s, or how many chips there are, chips=2")
 
 
 @dataclass(frozen=True)
 class BatchPlanner(Planner):
-    """Sizes of one policy's cluster, each played until all requests are done."""
+    """Cluster sizes of one policy, each simulated until all requests are done."""
 
     def measured(self, size: Size, rate: float) -> Point:
-        """The result of a size: as violations, the share of deadlines that is missed or not yet kept."""
+        """Returns a size's results; violations are the share of deadlines missed or undecided."""
         scenario = placed(self.scenario.with_(cluster=sized(self.scenario, size)), self.policy)
         runs = self.bench.jobs.all([scenario.with_(seed=seed) for seed in self.bench.seeds], self.policy)
         offline = [one["offline"] for one in runs]
@@ -40,17 +39,18 @@ class BatchPlanner(Planner):
         return Point(rate, late, whole, whole, tokens, whole, whole, runs)
 
     def broken(self, point: Point) -> str:
-        """The share of deadlines that is missed and the time when all is done, in words."""
+        """Returns the share of missed deadlines and the makespan, in words."""
         ends = [run["batch"]["makespan_s"] for run in point.summaries]
         done = "" if None in ends else f"; all are done after {duration(float(np.mean(ends)))}"
         return f"{percent(point.violations.mean())} of the deadlines are missed{done}"
 
 
 def planned(planner: BatchPlanner, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of one policy: its fewest instances, or those given, and what each size that was tried came to.
+    """Returns one policy's row: its fewest instances, or the given ones, and the results of each
+    size tried.
 
     Raises:
-        UserError: no deadline, and no number of chips.
+        UserError: neither deadlines nor a number of chips.
     """
     each, chips = planner.chips_each, options["chips"]
     if chips is None:
@@ -84,7 +84,7 @@ def _figures(one: Sized, each: int, price: float | None) -> dict[str, Any]:
 
 
 def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
-    """The question that the plan answers, in words."""
+    """Returns the plan's question, in words."""
     known = scenario.resolve()
     rows = len(known.draw(known.start_s, known.duration_s))
     asked = f"{asked_for(scenario, options['chips'])} {'that' if options['chips'] is None else 'to'} have"
@@ -92,7 +92,7 @@ def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """One row a policy."""
+    """Returns the table, one row per policy."""
     columns = (Column("policy", "policy", align="l"), Column("chips", "chips"), Column("split", split_words, align="l"),
                Column("in time", lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
                Column("all done after", "makespan_s", duration), Column("total tokens/s", "total_tokens_per_s", number),
@@ -103,5 +103,5 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """The time until all requests are done over chips, a colour a policy."""
+    """Returns a plot of makespan over chips, one colour per policy."""
     return frontier_plot(rows, "makespan_s", "When chips have all done", "seconds")

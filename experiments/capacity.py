@@ -1,10 +1,11 @@
 """`ooco-gym capacity`: how much offline work a policy sustains beside online requests (OOCO 5.2, docs/protocol.md).
 
-For one workload on one cluster, or several such cells: the peak factor once, then each policy's offline rate raised on
-paired seeds to the first rate that does not hold, under both TPOT definitions, against the better of base P/D and
-online priority (tuned). Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same
-load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`); `+preset=field` is
-the whole field on one page (docs/field.md).
+For each cell (a workload on a cluster) the peak factor is found once. Then each policy's offline
+rate is raised on paired seeds to the first rate that exceeds the limits, under both TPOT
+definitions. Ratios are to the better of base P/D and online priority (tuned). Policies for mixed
+instances run on the cluster's twin of equal hardware at the same load. A protocol's `capacity` part
+overrides options of the command (`conf/protocol/paper.yaml`); `+preset=field` runs all policies
+(docs/field.md).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ SCHEMA = "ooco-gym/capacity/4"
 CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search")
 SCENARIO_KEYS = CELL_KEYS[:4]
 BASELINES = ("base_pd", "online_priority")
-MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their like on mixed instances without a twin
-PART = "capacity"  # of a protocol: settings of this command
+MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their counterparts on mixed instances without a twin
+PART = "capacity"  # part of a protocol with options of this command
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def by_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with what the protocol's `capacity` part says in place of those that are as shipped."""
+    """Returns the options, with the protocol's `capacity` part in place of unchanged defaults."""
     own = protocol_values(given["protocol"]).get(PART) or {}
     check_keys(f"protocol.{PART}", own, given)
     shipped = load_yaml("", "capacity")
@@ -98,8 +99,7 @@ def by_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition that policies are measured under: a workload on a cluster, the baselines of the ratios, and the
-    other keys of `cells` (`params`, `search`)."""
+    """One measured condition: a workload on a cluster, the baselines of the ratios, and other keys of `cells`."""
 
     name: str
     scenario: Scenario
@@ -108,11 +108,11 @@ class Condition:
 
 
 def conditions_of(base: Scenario, options: Mapping[str, Any], policies: Sequence[str]) -> list[Condition]:
-    """The conditions to measure under.
+    """Returns the conditions to measure.
 
     Raises:
-        UserError: one with an unknown key or policy, two of one name, or a policy that schedules instances which
-            neither the cluster nor its twin has.
+        UserError: an unknown key or policy, two conditions of one name, or a policy for a kind of
+            instances which neither the cluster nor its twin has.
     """
     found: list[Condition] = []
     for where, given in given_cells(options["cells"], CELL_KEYS):
@@ -127,10 +127,11 @@ def conditions_of(base: Scenario, options: Mapping[str, Any], policies: Sequence
 
 
 def given_cells(cells: Any, keys: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The conditions that `cells` names, each with its place in it; one of no change where it names none.
+    """Returns the conditions in `cells`, each with its place; one without changes if there are
+    none.
 
     Raises:
-        UserError: it is an empty list, or a condition has an unknown key or name.
+        UserError: an empty list, or an unknown key or name in a condition.
     """
     if cells == []:
         raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
@@ -148,10 +149,11 @@ def given_cells(cells: Any, keys: Sequence[str]) -> list[tuple[str, Mapping[str,
 
 
 def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
-    """The baselines: those named, else base P/D and online priority where the cluster or its twin has their pools.
+    """Returns the named baselines; default: base P/D and online priority, if the cluster or its
+    twin has pools.
 
     Raises:
-        UserError: a policy schedules instances that neither the cluster nor its twin has.
+        UserError: a policy for a kind of instances that neither the cluster nor its twin has.
     """
     for name in (*policies, *(named or ())):
         scenario.on_kind(get_policy(name).mixed)
@@ -163,7 +165,7 @@ def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str]
 
 def cell_of(condition: Condition, options: Mapping[str, Any], tpot_from: str, jobs: Jobs
             ) -> tuple[Cell, dict[str, Any]]:
-    """A condition at a share of its peak factor under one definition of TPOT, and that factor."""
+    """Returns a condition at a share of its peak factor under one definition of TPOT, and that factor."""
     scenario, given = condition.scenario, condition.given
     slo = {**asdict(scenario.load_slo()), "tpot_from": tpot_from}
     ttft_s = (options["ttft_s"] or {}).get(slo["name"])

@@ -1,8 +1,9 @@
-"""`ooco-gym claim`: what README and pages claim, played again on any seeds, and whether it holds there.
+"""`ooco-gym claim`: claims of README and pages, simulated again on any seeds and tested.
 
-A claim is a YAML of `conf/claim` (CONTRIBUTING.md, A claim): a figure's axes, scenario, metrics and tests
-(`experiments.figure`), each test with the range that its whole interval must lie in, and two blocks of seeds that were
-fixed before the first play. What was measured on an engine, or by code that has left the tree, names its data.
+A claim is a YAML of `conf/claim` (CONTRIBUTING.md, A claim): a figure's axes, scenario, metrics and
+tests (`experiments.figure`), each test with the range in which its whole interval must lie, and two
+blocks of seeds that were fixed before the first simulation. A claim measured on an engine, or by
+removed code, names its data.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HOLDS, NOT, UNDECIDED, OPEN, SHOWN = "holds", "does not hold", "undecided", "ope
 
 
 def claim_of(name: str) -> PaperFigure:
-    """A claim by its name, or from a YAML file.
+    """Returns a claim by its name, or from a YAML file.
 
     Raises:
         UserError: a key is missing or misspelt.
@@ -45,10 +46,10 @@ def claim_of(name: str) -> PaperFigure:
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Lists the claims, or plays those that `name` names; returns what came out (`docs/outputs.md`).
+    """Lists the claims, or simulates those in `name`; returns the results (`docs/outputs.md`).
 
     Raises:
-        UserError: no such claim, or seeds that are none.
+        UserError: no such claim, or invalid seeds.
     """
     options = plain(cfg)
     claims = [claim_of(name) for name in names_of(options["name"] or "all", GROUP)]
@@ -82,10 +83,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def played(claim: PaperFigure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs
            ) -> tuple[dict[str, Any], Sequence[Any]]:
-    """Plays a claim on blocks of seeds, its own where none are given: what it came to on all and on each, and the rows.
+    """Simulates a claim on blocks of seeds (default: its own); returns the results on all and each,
+    and the rows.
 
     Raises:
-        UserError: a metric, axis or label that it lacks, or seeds that are in two blocks.
+        UserError: a missing metric, axis or label, or a seed in two blocks.
     """
     spec, begun = claim.spec, time.perf_counter()
     blocks = list(given or [seeds_of(one, f"{claim.name}: blocks") for one in spec["blocks"]])
@@ -104,15 +106,18 @@ def played(claim: PaperFigure, given: Sequence[tuple[int, ...]] | None, jobs: Jo
 
 
 def _number(test: Mapping[str, Any], rows: Sequence[Any]) -> dict[str, Any]:
-    """A test's number with its interval."""
+    """Returns a test's number with its interval."""
     found = judged(test, rows)
     return {key: found[key] for key in ("ours", "ci_low", "ci_high")}
 
 
 def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]],
                holds: Sequence[float | None] | None) -> str:
-    """Whether a whole interval lies in the range, or beyond it; undecided where it reaches across an end, open where
-    the intervals of two blocks do not overlap, shown only where there is no range."""
+    """Returns a verdict on a whole interval: in the range, outside of it, or undecided across an
+    end.
+
+    It is open if the intervals of two blocks do not overlap, and shown only if there is no range.
+    """
     if not holds:
         return SHOWN
     if len(blocks) > 1 and max(one["ci_low"] for one in blocks) > min(one["ci_high"] for one in blocks):
@@ -124,12 +129,12 @@ def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]]
 
 
 def _wanted(holds: Sequence[float | None] | None) -> str:
-    """The range that the interval must lie in, in words."""
+    """Returns the range in which the interval must lie, in words."""
     words = zip(("at least", "at most"), holds or (), strict=False)
     ends = [f"{word} {end:g}" for word, end in words if end is not None]
     return f", wanted {' and '.join(ends)}" if ends else ""
 
 
 def worst(verdicts: Sequence[str]) -> str:
-    """The verdict of a claim of several tests."""
+    """Returns the verdict of a claim with several tests."""
     return next((one for one in (NOT, OPEN, UNDECIDED) if one in verdicts), HOLDS)

@@ -1,6 +1,7 @@
-"""`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (docs/protocol.md).
+"""`ooco-gym compare`: policies on the same seeds, and their significant differences
+(docs/protocol.md).
 
-Each policy runs on the cluster of its kind: the one that is given, or its twin of equal hardware.
+Each policy runs on a cluster of its kind: the given one, or its twin of equal hardware.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         first_runs[name] = {**runs[0], "notes": notes, "scenario": summary["scenario"]}
     summary["notes"] += notes_of(first_runs)
     outcome = compared(summary, options)
-    replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
+    replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were printed first
     clusters = joined(list(dict.fromkeys(cluster for _, cluster in named)))
     known, table = on[baseline].resolve(), percentiles(summaries)
     paid = paid_words({name: runs[0]["cost"] for name, runs in summaries.items()},
@@ -83,7 +84,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _played(on: Mapping[str, Scenario], seeds: Sequence[int], jobs: Jobs) -> dict[str, list[dict[str, Any]]]:
-    """The summaries of each policy on its scenario, a seed each; all are asked for before any is waited for."""
+    """Returns the summaries of each policy on its scenario, one per seed; all are submitted before waiting."""
     asked = {}
     for name, scenario in on.items():
         asked[name] = [jobs.submit(scenario.with_(seed=seed), name) for seed in seeds]

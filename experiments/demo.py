@@ -1,4 +1,4 @@
-"""`ooco-gym demo`: a gate learned in a minute, beside heuristics as published and as tuned, on one page."""
+"""`ooco-gym demo`: trains an admission gate in a minute and compares it with default and tuned heuristics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 SCHEMA = "ooco-gym/demo/3"
 REPORT_FILE = "report.html"
 TITLE = "A gate learned in a minute: which offline request starts on a cluster that serves online ones"
-GATE = "gate"  # the search that learns; the others tune
+GATE = "gate"  # the search that learns; others tune heuristics
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Learns, plays held-out windows, and writes the page; returns its summary (`docs/outputs.md`).
+    """Learns, evaluates on held-out windows, and writes the page; returns its summary
+    (`docs/outputs.md`).
 
     Raises:
-        UserError: a setting that no policy, environment or search can have.
+        UserError: an impossible option of a policy, environment or search.
     """
     from rich.console import Console
 
@@ -77,7 +78,7 @@ def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapping[str, Any]],
                     options: Mapping[str, Any]) -> dict[str, Any]:
-    """The service of the learned gate beside the others' on held-out windows, and the time that it took to learn."""
+    """Returns the learned gate's service over the others' on held-out windows, and its training time."""
     service = {name: one["service"] for name, one in outcomes.items()}
     over = {name: ratio(service[GATE], theirs) for name, theirs in service.items() if name != GATE}
     tuned = max((name for name in found if name != GATE), key=lambda name: service[name].sum(), default=None)
@@ -89,7 +90,7 @@ def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapp
 
 
 def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """The answer of the page."""
+    """Returns the answer of the page."""
     def times(name: str) -> str:
         one = learned["over"][name]
         return f"{one['ratio']:.2f} times [{one['ci_low']:.2f}, {one['ci_high']:.2f}]"
@@ -106,8 +107,9 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Plot]:
-    """The score of the best so far on validation windows, by generation, in times of the reference's service; a line a
-    search."""
+    """Returns a plot of each search's best score so far on validation windows over generations,
+    relative to the reference.
+    """
     traces = []
     for name in found:
         with (out / name / "generations.csv").open(newline="", encoding="utf-8") as file:
@@ -119,7 +121,7 @@ def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: M
 
 
 def searches_section(found: Mapping[str, Mapping[str, Any]]) -> Section:
-    """A section on the searches."""
+    """Returns a section on the searches."""
     lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "
              f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
              for name, one in found.items()]

@@ -1,7 +1,9 @@
-"""`ooco-gym figure`: a figure or table of a paper, played anew and held against what the paper states.
+"""`ooco-gym figure`: reproduces a figure or table of a paper and compares it with the paper's
+statement.
 
-A figure is a YAML of `conf/figure/<paper>` (CONTRIBUTING.md, A figure): axes, what is held, metrics, the paper's
-statement, its test and a plot. `experiments.figure_points` plays it, `experiments.figure_tests` judges it.
+A figure is a YAML of `conf/figure/<paper>` (CONTRIBUTING.md, A figure): axes, the load condition
+(`hold`), metrics, the paper's statement, a test of it and a plot. `experiments.figure_points`
+simulates it, `experiments.figure_tests` tests it.
 """
 
 from __future__ import annotations
@@ -34,19 +36,19 @@ KEYS = (*NEEDED, "policy", "scenario", "set", "play", "hold", "seeds", "plot", "
 
 
 class PaperFigure(NamedTuple):
-    """A figure by its name, `paper/figure`, and what its YAML says."""
+    """A figure by its name, `paper/figure`, and its YAML's content."""
 
     name: str
     spec: Mapping[str, Any]
-    asked: str  # as it was named: a name, or a file of one's own
+    asked: str  # as given: a name, or the user's own file
 
 
 def names_of(asked: Any, group: str = "figure") -> list[str]:
-    """The figures that `name=…` asks for: names of `conf/figure` (or another group), patterns (`hygen/*`), YAML files,
-    or `all`.
+    """Returns the figures in `name=…`: names of `conf/figure` (or another group), patterns
+    (`hygen/*`), YAML files, `all`.
 
     Raises:
-        UserError: a name or pattern that no figure has.
+        UserError: a name or pattern that matches no figure.
     """
     root = conf_root() / group
     known = sorted((path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("[!_]*.yaml")),
@@ -65,7 +67,7 @@ def names_of(asked: Any, group: str = "figure") -> list[str]:
 
 def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: Sequence[str] = KEYS,
          group: str = "figure") -> PaperFigure:
-    """A figure's YAML, `quick:` in the place of what it replaces where that is asked for.
+    """Reads a figure's YAML; `quick` applies its `quick:` part.
 
     Raises:
         UserError: a key is missing or misspelt.
@@ -90,10 +92,11 @@ def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: S
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Plays the figures that `name` names; writes one page of them, and returns their verdicts (`docs/outputs.md`).
+    """Simulates the figures in `name`; writes a page, and returns their verdicts
+    (`docs/outputs.md`).
 
     Raises:
-        UserError: no such figure, or none could be played.
+        UserError: no such figure, or none could be simulated.
     """
     options = plain(cfg)
     quick, out, begun = bool(options["quick"]), Path(options["out"]), time.perf_counter()
@@ -121,7 +124,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def play(figure: PaperFigure, seeds: Sequence[int], jobs: Jobs,
          blocks: Sequence[int] = ()) -> tuple[list[Row], list[list[Row]]]:
-    """The rows of a figure's points on all seeds, and those of each of the blocks that the seeds consist of."""
+    """Returns the rows of a figure's points on all seeds, and those of each block of seeds."""
     spec = figure.spec
     try:
         found = measure(points_of(spec), seeds, spec.get("hold") or {}, jobs)
@@ -136,7 +139,7 @@ def play(figure: PaperFigure, seeds: Sequence[int], jobs: Jobs,
 
 
 def played(figure: PaperFigure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
-    """Plays a figure's points and judges them: its verdict as `figures[]` holds it, and the rows of its table."""
+    """Simulates and tests a figure; returns its entry of `figures[]`, and the rows of its table."""
     begun, asked, spec = time.perf_counter(), jobs.different, figure.spec
     seeds = seeds_of(spec.get("seeds"), f"{figure.name}: seeds")
     rows, _ = play(figure, seeds, jobs)

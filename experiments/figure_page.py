@@ -1,4 +1,4 @@
-"""How figures are shown: a section of a page with table and plot, and the table of verdicts."""
+"""Presentation of figures: a section of a page with table and plot, and the table of verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ooco_gym.report.tables import NONE, TO
 
 # --- A figure's section ---------------------------------------------------------------------------------------------
 def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Row]) -> Section:
-    """A figure with what the paper states, what came out, its plot and its table."""
+    """Returns a section on a figure: the paper's statement, the results, plot and table."""
     sentences = [f"{spec['figure']} of {spec['paper']} ({spec['read']}): {spec['statement']}",
                  *(f"{test['what']}: {ours(test)} (reproduced {ranges(test['reproduced'])}, direction "
                    f"{ranges(test['direction'])}): {in_words(test)}." for test in found["tests"]),
@@ -25,7 +25,7 @@ def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence
 
 
 def section_of_claim(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Row]) -> Section:
-    """A claim with what came out on all seeds and on each block, and its points."""
+    """Returns a section on a claim: its results on all seeds and on each block, and its points."""
     sentences = [spec["statement"], *(f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): "
                                       f"{test['verdict']}." for test in found["tests"]),
                  f"The claim: {found['verdict']}."]
@@ -33,13 +33,13 @@ def section_of_claim(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Se
 
 
 def by_blocks(test: Mapping[str, Any]) -> str:
-    """A test's number with its interval, and those of its blocks."""
+    """Returns a test's number with its interval, and those of its blocks."""
     blocks = " and ".join(ours(one) for one in test["blocks"])
     return ours(test) + (f", by blocks {blocks}" if blocks else "")
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """All points: axes, then metrics as means with intervals over seeds."""
+    """Returns a table of all points: axes, then metrics as means with intervals over seeds."""
     axes, metrics = dict.fromkeys(axis for row in rows for axis in row.at), rows[0].values
     columns = [Column(axis, lambda row, axis=axis: str(row.at.get(axis, "")), align="l") for axis in axes]
     columns += [Column(name, lambda row, name=name: _estimated(row, name)) for name in metrics]
@@ -56,8 +56,11 @@ def _written(found: Mapping[str, Any], *keys: str) -> str:
 
 
 def plots_of(how: Mapping[str, Any], rows: Sequence[Row]) -> list[Plot]:
-    """The figure in the original's manner: bars or lines of each metric `y` along the axis `x`, a plot for each label
-    of `panels`, a colour for each of `series`, a dashed `line`."""
+    """Returns the figure in the original's style: bars or lines of each metric `y` along the axis
+    `x`.
+
+    There is a plot for each label of `panels`, a colour for each of `series`, and a dashed `line`.
+    """
     metrics = [how["y"]] if isinstance(how["y"], str) else list(how["y"])
     plots = []
     for panel in _labels(rows, how.get("panels")):
@@ -76,7 +79,7 @@ def plots_of(how: Mapping[str, Any], rows: Sequence[Row]) -> list[Plot]:
 
 
 def _trace(name: str, rows: Sequence[Row], metric: str, how: Mapping[str, Any], colour: int) -> dict[str, Any]:
-    """Bars or a line of one metric, with its intervals."""
+    """Returns bars or a line of one metric, with its intervals."""
     found = [estimate(row.values[metric], row.seeds) for row in rows]
     mean, low, high = [one["mean"] for one in found], [one["low"] for one in found], [one["high"] for one in found]
     x, kind = [row.at[how["x"]] for row in rows], "lines+markers"
@@ -86,13 +89,13 @@ def _trace(name: str, rows: Sequence[Row], metric: str, how: Mapping[str, Any], 
 
 
 def _labels(rows: Sequence[Row], axis: str | None) -> list[Any]:
-    """The labels of an axis in their order; None alone where there is no axis."""
+    """Returns the labels of an axis in order; [None] without an axis."""
     return list(dict.fromkeys(row.at[axis] for row in rows)) if axis else [None]
 
 
 # --- The table of verdicts ------------------------------------------------------------------------------------------
 def ours(found: Mapping[str, Any]) -> str:
-    """A test's number with its interval."""
+    """Returns a test's number with its interval."""
     return _written(found, "ours", "ci_low", "ci_high")
 
 
@@ -104,16 +107,16 @@ def ranges(ends: Sequence[float | None] | None) -> str:
 
 
 def table_of_verdicts(figures: Sequence[Mapping[str, Any]]) -> Table:
-    """A row a figure, for the terminal."""
+    """Returns a table for the terminal, one row per figure."""
     return Table.of((Column("figure", "name", align="l"), Column("measured", "measured", align="l"),
                      Column("ours (95 %)", ours), Column("verdict", in_words, align="l")), figures)
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """A verdict, which is called `not` where it is read by scripts."""
+    """Returns a verdict in words; scripts read `not` for `not reproduced`."""
     return "not reproduced" if found["verdict"] == "not" else str(found["verdict"])
 
 
 def by_number(name: str) -> list[Any]:
-    """The order of figures: papers by name, their figures by number."""
+    """Returns the sort key of figures: papers by name, their figures by number."""
     return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name)]

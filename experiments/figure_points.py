@@ -1,8 +1,10 @@
-"""The points of a figure: its axes multiplied out, each played on every seed, and its metrics in rows.
+"""The points of a figure: all combinations of its axes, simulated on every seed, and its metrics in
+rows.
 
-A point is a policy on a scenario. It is simulated as it is, or under what the figure holds: the highest offline rate
-that is sustained, or the fewest instances that keep the SLOs. A figure of another kind names the function that
-plays its points (`play: {function: MODULE:NAME, …}`), which may answer with rows, further axes in them.
+A point is a policy on a scenario. It is simulated directly, or under the figure's `hold`: at the
+highest sustainable offline rate, or on the fewest instances within the SLOs. A figure may name
+another function for its points (`play: {function: MODULE:NAME, …}`), which may return rows with
+further axes.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
-Found = Sequence[Mapping[str, Any]]  # of each seed
+Found = Sequence[Mapping[str, Any]]  # results by seed
 _PEAKS = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of the axes: its labels, and what is played."""
+    """One combination of the axes: its labels, and what is simulated."""
 
     at: dict[str, Any]
     policy: str
@@ -47,9 +49,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """A point's labels by axis, and its metrics: of each of `seeds` an array of shape (seeds,), of all together
-    (`sustained.…`) what resamples of them come to, shape (resamples,). Without `seeds` they are as many as there are
-    values."""
+    """A point's labels by axis, and its metrics.
+
+    A metric has one value per seed, shape (seeds,), or, for results of all seeds together
+    (`sustained.…`), one per resample, shape (resamples,). Without `seeds` there are as many seeds
+    as values.
+    """
 
     at: dict[str, Any]
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -58,10 +63,11 @@ class Row:
 
 # --- Axes -----------------------------------------------------------------------------------------------------------
 def points_of(spec: Mapping[str, Any]) -> list[Point]:
-    """All combinations of a figure's axes (CONTRIBUTING.md, A figure), each with its changes made.
+    """Returns all combinations of a figure's axes (CONTRIBUTING.md, A figure), with their changes
+    applied.
 
     Raises:
-        UserError: an unknown field, policy or function, or a parameter that none of the policies has.
+        UserError: an unknown field, policy or function, or a parameter that no policy has.
     """
     everywhere = dict(spec.get("set") or {})
     axes = []
@@ -85,7 +91,7 @@ def points_of(spec: Mapping[str, Any]) -> list[Point]:
 
 def _changed(spec: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], at: Mapping[str, Any]
              ) -> tuple[Any, dict[str, Any], dict[str, dict[str, Any]]]:
-    """The policy, the scenario's fields, and the settings of `policy` and `play` of one combination of labels."""
+    """Returns policy, scenario fields, and options of `policy` and `play` for one combination of labels."""
     policy, given = spec.get("policy"), deepcopy(dict(spec.get("scenario") or {}))
     parts: dict[str, dict[str, Any]] = {"policy": {}, "play": dict(spec.get("play") or {})}
     for key, value in itertools.chain.from_iterable(one.items() for one in changes):
@@ -100,13 +106,13 @@ def _changed(spec: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], at: 
 
 
 def _options(axis: str, given: Any) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Labels of an axis, each with its changes."""
+    """Returns the labels of an axis, each with its changes."""
     pairs = given.items() if isinstance(given, Mapping) else [(value, value) for value in given]
     return [(label, value if isinstance(value, Mapping) else {axis: value}) for label, value in pairs]
 
 
 def _by_label(value: Any, at: Mapping[str, Any]) -> Any:
-    """A value, or of `{axis: {label: value}}` the one of a point's label on another axis."""
+    """Returns a value, or from `{axis: {label: value}}` the one for a point's label on another axis."""
     if not isinstance(value, Mapping):
         return value
     axis, by_label = next(iter(value.items()))
@@ -114,7 +120,7 @@ def _by_label(value: Any, at: Mapping[str, Any]) -> Any:
 
 
 def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
-    """The function that plays a point, its options given."""
+    """Returns the function that evaluates a point, with its options."""
     named = play.pop("function", None)
     if named is None:
         return partial(simulated, **play) if play else simulated
@@ -122,24 +128,24 @@ def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
     try:
         check(module, f"play.function={named}", data=True, called=True)
         function = getattr(importlib.import_module(module), name)
-        if function.__module__ != module:  # what a module of ours has imported is none of ours
+        if function.__module__ != module:  # rejects what our modules only import
             check(function.__module__, f"play.function={named}", data=True, called=True)
     except (ImportError, AttributeError) as error:
         raise UserError(f"play.function={named} cannot be imported ({error}); expected MODULE:NAME") from error
     return partial(function, **play)
 
 
-# --- Playing --------------------------------------------------------------------------------------------------------
+# --- Simulation-----------------------------------------------------------------------------------------------------
 def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, Any],
             jobs: Jobs) -> list[tuple[Point, Found]]:
-    """The results of each point on each seed."""
+    """Returns the results of each point on each seed."""
     check_keys("hold", hold, ("sustained", "least"))
     if hold:
         held = _sustained if "sustained" in hold else _least
         play = partial(held, jobs, tuple(seeds), next(iter(hold.values())) or {})
         return list(zip(points, jobs.at_once(play, points), strict=True))
     first: list[Any] = []
-    for one in points:  # what test runs find is the same for all seeds
+    for one in points:  # profiling results are the same for all seeds
         profiles = get_policy(one.policy).profile is not None
         first.append(jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if profiles else None)
     asked = []
@@ -153,15 +159,16 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
 
 
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
-    """The highest offline rate that holds: the summaries at the highest that held for all seeds, with what they cross.
+    """Returns the summaries at the highest offline rate sustainable over all seeds, with the
+    search's points.
 
-    With `protocol` load, SLOs, limits and search are those of `ooco-gym capacity protocol=…`.
+    With `protocol`, load, SLOs, limits and search are those of `ooco-gym capacity protocol=…`.
     """
     check_keys("hold.sustained", options, ("search", "limits", "tpot_from", "protocol"))
     tpot_from, scenario = options.get("tpot_from") or "first_token", point.scenario
     if "protocol" in options:
         given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"], "seeds": list(seeds)})
-        with _PEAKS:  # found once for all policies
+        with _PEAKS:  # searched once for all policies
             condition = Condition("", scenario.with_(rate_scale=None), (), {})
             scenario = cell_of(condition, given, tpot_from, jobs)[0].scenario
         options = {key: {**given[key], **(options.get(key) or {})} for key in ("search", "limits")}
@@ -174,14 +181,14 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
 
 
 def _crossed(found: Found) -> dict[str, np.ndarray]:
-    """The rates that resamples of some seeds of `_sustained` sustain together, shape (resamples,)."""
+    """Returns the rates that resamples of some seeds of `_sustained` sustain, shape (resamples,)."""
     held, seeds = found[0]["sustained"], np.array([one["sustained"]["seed"] for one in found])
     rates, tokens = crossings(held["points"], held["limits"], seeds[resamples(len(seeds))])
     return {"rate": rates, "total_tokens_per_s": tokens}
 
 
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
-    """The fewest instances that keep the SLOs on each seed."""
+    """Returns the fewest instances within the SLOs on each seed."""
     check_keys("hold.least", options, ("violations", "most"))
     limits = Limits(float(options.get("violations", 0.03)), kept_up=0.0, kept_up_service=0.0)
     found = [Planner(point.policy, point.scenario, Bench(jobs, point.scenario, (seed,), limits=limits))
@@ -191,7 +198,7 @@ def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point
 
 # --- Metrics --------------------------------------------------------------------------------------------------------
 def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any]) -> list[Row]:
-    """A row for each point, or for each row that its play answered with, with all metrics."""
+    """Returns a row with all metrics for each point, or for each row that its function returned."""
     rows, figures = [], []
     for point, found in measured:
         listed = [one.get("rows", [one]) for one in found]
@@ -219,7 +226,7 @@ def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any])
 
 
 def _number(path: Any, figures: Mapping[str, Any], at: Mapping[str, Any]) -> float:
-    """A figure by its dotted name, or the sum of several; one for each label of an axis where there is a mapping."""
+    """Returns a value by its dotted name, or the sum of several; a mapping has a name for each label of an axis."""
     if isinstance(path, Mapping):
         axis, by_label = next(iter(path.items()))
         path = by_label.get(at[axis], "")

@@ -1,17 +1,17 @@
-"""The tests of figures' statements: each comes to one number a seed, held against two ranges.
+"""The tests of figures' statements: each yields one number per seed, compared with two ranges.
 
 | form | its number |
 |---|---|
 | `value` | a metric |
-| `ratio`, `difference` | a metric of points `a` over, or less, that of the best points `b` that equal them elsewhere |
+| `ratio`, `difference` | ratio or difference of a metric at points `a` and the best points `b` equal elsewhere |
 | `log_ratio` | such a ratio of geometric means over seeds, `floor` added to both |
 | `kept` | the share of points at which a metric is at most `most` (a number or an axis), or at least `least` |
 | `monotone` | the share of steps along an axis at which a metric rises, or falls |
-| `order` | the share of neighbours in `order`, labels of an axis from most to least, that are so |
-| `correlation` | of two metrics along an axis |
+| `order` | the share of neighbours in `order`, labels of an axis from most to least, in the right order |
+| `correlation` | correlation of two metrics along an axis |
 
-Where several points or pairs are left, `take` says which: `mean` (the default), `most` or `least`. `slack` forgives so
-much, as a share (`kept`: added to the limit).
+If several points or pairs remain, `take` selects: `mean` (the default), `most` or `least`. `slack`
+is a relative tolerance (`kept`: added to the limit).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from experiments.figure_points import Row
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import resampled_estimate, spread
 
-MOST = 1e6  # stands for a ratio over nothing: quantiles between two infinities would be none
+MOST = 1e6  # replaces infinite ratios: quantiles between infinities are undefined
 VERDICTS = ("reproduced", "direction only", "not")
 Test = Mapping[str, Any]
 KEYS = ("form", "what", "of", "with", "at", "a", "b", "best", "take", "along", "falls", "order", "most", "least",
@@ -33,10 +33,10 @@ KEYS = ("form", "what", "of", "with", "at", "a", "b", "best", "take", "along", "
 
 
 def judged(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
-    """A test's number with its interval over seeds, the ranges, and its verdict.
+    """Returns a test's number with its interval over seeds, the ranges, and its verdict.
 
     Raises:
-        UserError: a form or key that no test has, or labels that leave no point.
+        UserError: an unknown form or key, or labels that leave no point.
     """
     check_keys("tests", test, KEYS)
     if test.get("form") not in FORMS:
@@ -51,28 +51,30 @@ def judged(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def estimate(values: np.ndarray, seeds: int) -> dict[str, Any]:
-    """A number with its interval (`mean`, `low`, `high`) from a row's values (`experiments.figure_points.Row`)."""
+    """Returns a number with its interval (`mean`, `low`, `high`) from a row's values
+    (`experiments.figure_points.Row`).
+    """
     if seeds in (0, len(values)):
         return spread(values)
     return dict(zip(("mean", "low", "high"), resampled_estimate(values, seeds), strict=True))
 
 
 def verdict_of(tests: Sequence[Mapping[str, Any]]) -> str:
-    """A figure's verdict: the worst of its tests'."""
+    """Returns a figure's verdict, the worst of its tests."""
     return VERDICTS[max(VERDICTS.index(one["verdict"]) for one in tests)]
 
 
 def inside(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a number lies between two ends, None for none."""
+    """Returns whether a number lies between two ends; None: no end."""
     return bool(not np.isnan(value) and (low is None or value >= low) and (high is None or value <= high))
 
 
 # --- Points ---------------------------------------------------------------------------------------------------------
 def chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
-    """The rows with these labels; a list allows several.
+    """Returns the rows with these labels; a list allows several.
 
     Raises:
-        UserError: none has.
+        UserError: there are none.
     """
     found = list(rows)
     for axis, label in where.items():
@@ -84,8 +86,11 @@ def chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
 
 
 def pairs(test: Test, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """A metric at the points `a`, and at the best (`best: high` or `low`) of the points `b` that have the same labels
-    elsewhere: two arrays of shape (pairs, seeds)."""
+    """Returns a metric at points `a`, and at the best (`best: high` or `low`) of the points `b`
+    with equal other labels.
+
+    Both are arrays of shape (pairs, seeds).
+    """
     kept, pick = chosen(rows, test.get("at") or {}), np.argmin if test.get("best") == "low" else np.argmax
     ours, theirs = [], []
     for row in chosen(kept, test["a"]):
@@ -97,7 +102,7 @@ def pairs(test: Test, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _groups(rows: Sequence[Row], apart: set[str]) -> list[list[Row]]:
-    """Rows that differ in the axes `apart` alone, together."""
+    """Groups rows that differ only in the axes `apart`."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(str({axis: label for axis, label in row.at.items() if axis not in apart}), []).append(row)
@@ -105,7 +110,9 @@ def _groups(rows: Sequence[Row], apart: set[str]) -> list[list[Row]]:
 
 
 def _taken(values: np.ndarray, take: str) -> np.ndarray:
-    """The mean of values (points, seeds) over the points, or the values of the point whose mean is most or least."""
+    """Returns the mean of values (points, seeds) over points, or the values of the point with the
+    most or least mean.
+    """
     if take == "mean":
         return values.mean(axis=0)
     means = np.where(np.isfinite(values.mean(axis=1)), values.mean(axis=1), np.nan)
@@ -128,7 +135,9 @@ def _compared(test: Test, rows: Sequence[Row]) -> np.ndarray:
 
 
 def _over(a: np.ndarray, b: np.ndarray, row: Row) -> np.ndarray:
-    """Ratios. Of resamples one in which `b` sustains nothing is above every number, or level where `a` neither does."""
+    """Returns ratios; for resamples in which `b` sustains nothing the ratio is `MOST`, or 1 if `a`
+    sustains nothing, too.
+    """
     ratios = np.divide(a, b, out=np.full(a.shape, np.nan), where=b != 0)
     if row.seeds in (0, a.shape[-1]):
         return ratios
@@ -145,7 +154,7 @@ def _kept(test: Test, rows: Sequence[Row]) -> np.ndarray:
 
 
 def _steps(test: Test, series: Sequence[np.ndarray], falls: bool) -> np.ndarray:
-    """The share of steps that go the way."""
+    """Returns the share of steps in the right direction."""
     values, slack = np.array(series), float(test.get("slack", 0.0))
     before, after = (values[1:], values[:-1]) if falls else (values[:-1], values[1:])
     return (after >= before - slack * np.abs(before)).mean(axis=0)

@@ -1,9 +1,11 @@
-"""`ooco-gym plan`: the fewest chips, and their split, that keep the SLOs beside offline work; what chips sustain.
+"""`ooco-gym plan`: the fewest chips, and their split, that keep the SLOs with offline work; what
+chips sustain.
 
-For each policy the cluster's instances are multiplied: mixed ones by their number, pools by every division between
-relaxed and strict. A size holds if online requests violate no more than `limits.violations` and the offline backlog
-does not grow, in the mean over paired seeds. Echo's two questions (arXiv 2504.03651, 5.4) are two of these: the least
-resources that keep the online SLOs alone (`offline.rate=0`), and the offline work that given resources sustain.
+For each policy the cluster's instances are multiplied: mixed ones by their number, pools by every
+split between relaxed and strict. A size is sufficient if violations are within `limits.violations`
+and the offline backlog does not grow, on average over paired seeds. Echo's two questions (arXiv
+2504.03651, 5.4) are covered: the least resources for the online SLOs alone (`offline.rate=0`), and
+the offline work that given resources sustain.
 """
 
 from __future__ import annotations
@@ -57,10 +59,11 @@ SCHEMA = "ooco-gym/plan/2"
 
 # --- The command ----------------------------------------------------------------------------------------------------
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Plans for each policy; prints and writes the table and the frontier, and each plan's cluster as a file.
+    """Plans for each policy; prints and writes the table and the frontier, and each plan's cluster
+    as a file.
 
     Raises:
-        UserError: too few instances, or a setting that is none.
+        UserError: too few instances, or an invalid option.
     """
     begun = time.perf_counter()
     options = plain(cfg)
@@ -112,7 +115,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of one policy: its fewest instances, or those given, what they came to, and the frontier."""
+    """Returns one policy's row: its fewest instances, or the given ones, their results, and the frontier."""
     chips, most, each = options["chips"], int(options["most"]), planner.chips_each
     alone = replace(planner, scenario=planner.scenario.online_alone()).fewest(0.0, most)[-1]
     if chips is None:
@@ -126,7 +129,7 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         size = chosen.size if count == chosen.instances else planner.best(count, rate).size
         found = planner.carried(size)
         largest = (found.rate, found.total_tokens_per_s)
-        if count == chosen.instances and chosen.holds:  # a search may have met a rate below that does not hold
+        if count == chosen.instances and chosen.holds:  # the search may have stopped at a lower rate
             largest = max(largest, (rate, float(chosen.point.total_tokens_per_s.mean())))
         frontier.append({"chips": count * each, **size, "offline_rate": largest[0], "total_tokens_per_s": largest[1]})
     carried = next(one for one in frontier if one["chips"] == chosen.instances * each)
@@ -145,20 +148,20 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         "online_alone_chips": alone.instances * each, "carried_rate": carried["offline_rate"],
         "carried_total_tokens_per_s": carried["total_tokens_per_s"], "frontier": frontier,
         "cost_per_hour": None if price is None else chosen.instances * each * float(price),
-        # Of the chips that offline work takes beyond what online requests take by themselves.
+        # Cost of the chips beyond those that online requests need alone.
         "cost_per_million_offline_total_tokens": None if price is None or not tokens else
         extra * float(price) * MILLION / (tokens * HOUR_S),
         "cluster": sized(planner.scenario, chosen.size)}
 
 
 def _deadlines_missed(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """The share of offline deadlines that were missed, of those for which that is decided; None without deadlines."""
+    """Returns the share of decided offline deadlines that were missed; None without deadlines."""
     shares = [run["offline"]["violation_rate"] for run in runs if run["offline"].get("violation_rate") is not None]
     return float(np.mean(shares)) if shares else None
 
 
 def _missed_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence on the offline deadlines of a load with online requests, which do not decide what holds."""
+    """Returns a sentence on the offline deadlines of a load with online requests, which do not limit a size."""
     missed = [f"`{row['policy']}` misses {percent(row['deadlines_missed'])}" for row in rows
               if row.get("deadlines_missed") is not None]
     return f" Deadlines of offline requests do not decide it beside online ones: of them {joined(missed)}." if (
@@ -166,7 +169,7 @@ def _missed_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> str:
-    """The question that the plan answers, in words."""
+    """Returns the plan's question, in words."""
     online, offline = scenario.rates()
     load = f"{number(online)} online requests a second"
     if options["online_rate"] is not None:
@@ -183,7 +186,7 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
-    """One row a policy."""
+    """Returns the table, one row per policy."""
     columns = (Column("policy", "policy", align="l"), Column("chips", "chips"),
                Column("split", split_words, align="l"),
                Column("holds", lambda row: "yes" if row["holds"] else "no"),
@@ -203,5 +206,5 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
 
 
 def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Offline total tokens that chips sustain, a colour a policy."""
+    """Returns a plot of the offline total tokens that chips sustain, one colour per policy."""
     return frontier_plot(rows, "total_tokens_per_s", "Offline work that chips sustain", "offline total tokens/s")

@@ -1,4 +1,4 @@
-"""What plays a point of a figure: a worker process calls it with the scenario, the policy and the options of `play`."""
+"""Functions that evaluate a point of a figure in a worker process, given scenario, policy and options of `play`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ooco_gym.simulation import Run, Simulation, simulate
 from ooco_gym.workload import load_workload
 from ooco_gym.workload.offline import offline_trace
 
-SIZES = (1, 4, 16, 64, 128, 256, 512, 1024, 4096)  # prompt tokens, or requests that decode
-CONTEXTS = (128, 1024, 8192)  # tokens of each of these
+SIZES = (1, 4, 16, 64, 128, 256, 512, 1024, 4096)  # prompt tokens, or decoding requests
+CONTEXTS = (128, 1024, 8192)  # tokens per decoding request
 CURVES = {"online_active": "urgent", "offline_active": "offline", "kv_share": "kv_share"}
-SAMPLES = 10  # of what runs, in each stretch of time
+SAMPLES = 10  # samples per interval
 
 
 def simulated(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """The summary of a simulation, with `params`, what the policy was set to."""
+    """Returns the summary of a simulation, with the policy's `params`."""
     begun = time.process_time()
     run = simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S)
     return {**summarise(run), "params": run.params, "iterations": int(run.instances["steps_begun"].sum()),
@@ -33,16 +33,18 @@ def simulated(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 def profiled(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """The parameters that a policy's profiler finds by test runs (HyGen 4.2); none where they are given."""
+    """Returns the parameters that a policy's profiler finds by test runs (HyGen 4.2); none if they are given."""
     chosen = get_policy(policy)
     assert chosen.profile is not None
     return dict(chosen.profile(chosen, scenario.resolve()))
 
 
 def over_time(scenario: Scenario, policy: str, *, bin_s: float) -> dict[str, Any]:
-    """A run by stretches of `bin_s`: rows along the axis `hour`, what arrived, ran and was found in the cache in each.
+    """Returns a run by intervals of `bin_s`: rows along the axis `hour` of arrivals, running
+    requests and cache hits.
 
-    `hit_rate` is of the offline requests whose first token came in that time; tokens count where a request's last came.
+    `hit_rate` covers offline requests with their first token in the interval; tokens count at a
+    request's last token.
     """
     run = simulate(scenario, policy=policy, sample_s=bin_s / SAMPLES)
     begin_s, end_s = run.window_s
@@ -84,22 +86,26 @@ def _rate(requests: np.ndarray, tokens: np.ndarray, edges_s: np.ndarray) -> np.n
 
 
 def predictor_error(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """The mean absolute error of HyGen's predictor on the batches of a run, as a share (HyGen 5.3)."""
+    """Returns the mean absolute error of HyGen's predictor on a run's batches, as a share (HyGen 5.3)."""
     simulation = Simulation(scenario, policy)
     simulation.advance(simulation.window_s[1])
     return {"error": service_error(simulation.state)}
 
 
 def traffic(scenario: Scenario, policy: str, *, bin_s: float, near_s: float) -> dict[str, Any]:
-    """The online requests of a workload over time: rows along the axis `hour` of their rate in each `bin_s`; of the
-    `near_s` before, the most over the least rate, and the mean with 1.96 deviations (Echo 5.3)."""
+    """Returns a workload's online arrivals over time: rows along the axis `hour` of their rate in
+    each `bin_s`.
+
+    Over the preceding `near_s` there are the ratio of the highest to the lowest rate, and the mean
+    plus 1.96 standard deviations (Echo 5.3).
+    """
     del policy
     start_s, duration_s = scenario.window()
     trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=scenario.seed,
                           rate_scale=scenario.online_scale())
     rate = np.histogram(trace.arrival_s - start_s, np.arange(0.0, duration_s + 1e-6, bin_s))[0] / bin_s
     near, rows = round(near_s / bin_s), []
-    for index in range(near, len(rate)):  # from where there is a past to look back on
+    for index in range(near, len(rate)):  # from the first interval with a full past
         before, value = rate[index - near:index], rate[index]
         bound = before.mean() + 1.96 * before.std()
         rows.append({"at": {"hour": round((start_s + (index + 0.5) * bin_s) / 3600.0, 4)}, "online_per_s": float(value),
@@ -109,8 +115,11 @@ def traffic(scenario: Scenario, policy: str, *, bin_s: float, near_s: float) -> 
 
 
 def roofline(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """One iteration of prefill or decode on the cluster's first instance, over sizes and contexts (OOCO's Figure 3):
-    rows along `phase`, `size` (prompt tokens or requests) and `context`."""
+    """Returns latencies of a prefill or decode iteration on the first instance, over sizes and
+    contexts (OOCO's Figure 3).
+
+    Rows are along `phase`, `size` (prompt tokens or requests) and `context`.
+    """
     del policy
     deployment, rows = scenario.load_cluster().deployments(scenario.timing)[0][1], []
     for size in SIZES:
@@ -126,15 +135,15 @@ def roofline(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 def throughput(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """The most tokens a second of one instance that prefills and decodes, all requests of the mean lengths of Azure's
-    conversations (OOCO's Table 6)."""
+    """Returns the highest tokens per second of an instance that prefills and decodes, with all
+    requests of the mean lengths of Azure's conversations (OOCO's Table 6)."""
     del policy
     _, deployment = scenario.load_cluster().deployments(scenario.timing)[0]
     return {"tokens_per_s": colocated_throughput(deployment).tokens_per_s}
 
 
 def lengths(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Mean lengths of the online requests of a day and of as many offline ones, in tokens."""
+    """Returns mean lengths in tokens of a day's online requests and of as many offline ones."""
     del policy
     trace = load_workload(scenario.workload, start_s=0.0, duration_s=86_400.0, seed=scenario.seed, rate_scale=0.2)
     offline = offline_trace(dict(scenario.offline), duration_s=20_000.0, seed=scenario.seed)

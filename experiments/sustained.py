@@ -1,7 +1,8 @@
-"""What policies sustain under several conditions, one row each: of `ooco-gym capacity`.
+"""What policies sustain under several conditions, one row each, for `ooco-gym capacity`.
 
-Equal hardware (each policy on the cluster of its kind), the same arrivals, lengths and SLOs, the same seeds. What a
-policy did at its highest sustained rate (throughput, waste, cache hits, violations) stands beside it.
+Hardware (each policy on a cluster of its kind), arrivals, lengths, SLOs and seeds are equal. Each
+row also has the policy's metrics at its highest sustained rate (throughput, waste, cache hits,
+violations).
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Cell:
     Attributes:
         name: workload and cluster.
         scenario: at its load.
-        plan: how rates are searched.
-        trial: the same while tuning.
+        plan: the search for rates.
+        trial: the search while tuning.
         tpot_from: the definition of TPOT.
         params: set for every policy that has them, such as `prefix_caching`.
-        shown: what rows say of the condition besides.
+        shown: further entries of the condition's rows.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Cell:
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def full_name(self, policy: str) -> str:
-        """The policy with the cell's own parameters, as it is simulated; its own setting of one stays."""
+        """Returns the policy with the cell's parameters, as it is simulated; its own values take precedence."""
         base, _, text = policy.partition(":")
         own = {pair.partition("=")[0] for pair in text.split(",")}
         known = {param.name for param in get_policy(base).params} - own
@@ -64,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Entry:
-    """A policy in one cell: as it ships, or as tuned; what it sustains."""
+    """A policy in one cell, with default or tuned parameters, and what it sustains."""
 
     cell: Cell
     policy: str
@@ -73,7 +74,7 @@ class Entry:
 
 
 def measured(cell: Cell, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
-    """The rates that each policy sustains in a cell, all searched at once: they share the processes."""
+    """Returns the rates that each policy sustains in a cell; all are searched in parallel."""
     tuning, seeds = options["tuning"], seeds_of(options["seeds"])
     limits = Limits(**options["limits"])
 
@@ -90,8 +91,7 @@ def measured(cell: Cell, policies: Sequence[str], options: Mapping[str, Any], jo
 
 
 def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]:
-    """A sentence on when a rate holds, and one for each thing in which a measurement is less than the protocol asks
-    for."""
+    """Returns a sentence on the limits, and one for each way in which a measurement is below the protocol."""
     notes = [limits.words()]
     if window_s < WINDOW_S:
         notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s, and the limits are "
@@ -104,9 +104,10 @@ def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]
 
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench,
                settings: Mapping[str, Sequence[Mapping[str, Any]]], shipped: bool = True) -> list[Entry]:
-    """The entries of a policy as it ships and, where settings are to be tried, as tuned on the validation seeds.
+    """Returns the entries of a policy with default parameters and, if candidates are given, as
+    tuned on validation seeds.
 
-    Without `shipped`, a policy that is tuned to something else is measured so alone.
+    Without `shipped`, only the tuned variant is measured if it differs from the default.
     """
 
     def sustained(name: str, near: float | None = None) -> Sustained:
@@ -126,19 +127,19 @@ def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench,
 
 def rows_of(entries: Sequence[Entry], baselines: Sequence[str], budget: float,
             lead: str | None = None) -> list[dict[str, Any]]:
-    """One row for each policy and cell, and one more for it as tuned; the best of a cell first.
+    """Returns one row for each policy and cell, and one more as tuned; the best of a cell first.
 
     Args:
-        entries: what was found.
-        baselines: the ratios of a cell are over the best of these, as tuned where it is.
-        budget: violation rate that a seed may have, and that the upper 95 % limit without offline work must not exceed
+        entries: the measurements.
+        baselines: ratios of a cell are to the best of these, tuned if available.
+        budget: violation rate allowed on a seed, and upper limit without offline work for a policy
             to be ranked.
-        lead: the policy whose lead over each other one is taken, as tuned where it is; None: none.
+        lead: the policy whose lead over each other one is computed, tuned if available; None: none.
     """
     rows = []
     for cell in dict.fromkeys(entry.cell.name for entry in entries):
         mine = {(entry.policy, entry.tuned_as): entry for entry in entries if entry.cell.name == cell}
-        last = {policy: entry for (policy, _), entry in mine.items()}  # as tuned, which comes behind as shipped
+        last = {policy: entry for (policy, _), entry in mine.items()}  # the tuned one, which follows the default
         base = max((last[name] for name in baselines),
                    key=lambda one: one.found.total_tokens_per_s)
         block = [{**_row(entry, base, budget), "lead": _lead(last[lead], entry) if lead else None}
@@ -173,7 +174,9 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
 
 
 def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None, float | None, float | None]:
-    """Offline tokens a second over the baseline's, paired by resample; None where the baseline sustains nothing."""
+    """Returns offline tokens per second over the baseline's, paired by resample; None if the
+    baseline sustains nothing.
+    """
     if over.total_tokens_per_s <= 0:
         return None, None, None
     if seeds < 2 or (over.tokens <= 0).any():
@@ -182,22 +185,22 @@ def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None,
 
 
 def _lead(ahead: Entry, entry: Entry) -> dict[str, float | None]:
-    """The offline tokens a second that a policy sustains more than another one, paired by resample."""
+    """Returns the difference in sustained offline tokens per second from another policy, paired by resample."""
     ours, theirs = ahead.found, entry.found
     found = resampled_estimate(ours.tokens - theirs.tokens, len(ours.own_rates))
     return dict(zip(("estimate", "low", "high"), map(_plain, found), strict=True))
 
 
 def _crossing(found: Sustained, seeds: int) -> dict[str, Any]:
-    """The rate at which resamples of the seeds cross, with its interval, the highest rate simulated that held in the
-    mean over seeds, and the rate at which each seed by itself crosses."""
+    """Returns the rate at which bootstrap samples reach the limits, with its interval, the highest
+    simulated rate within the limits on average, and each seed's own rate."""
     estimate, low, high = map(_plain, resampled_estimate(found.rates, seeds))
     return {"estimate": estimate, "ci_low": low, "ci_high": high, "held": found.held,
             "values": found.own_rates.tolist()}
 
 
 def _limit(failed: Point | None, reason: str, definition: str) -> str:
-    """What ends the range: `backlog`, `none`, or which SLO is violated most often at the rate that did not hold."""
+    """Returns what limits the rate: `backlog`, `none`, or the SLO violated most at the first unsustainable rate."""
     if failed is None or reason != "violations":
         return reason
     shares = _violations(failed, definition)
@@ -212,7 +215,7 @@ def _violations(point: Point, definition: str) -> dict[str, np.ndarray]:
 
 
 def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
-    """The figures of a policy at an offline rate: each one's mean over seeds, interval, and value on each seed."""
+    """Returns a policy's metrics at an offline rate: means over seeds, intervals, and values by seed."""
     online = [one["online"] for one in point.summaries]
     offline = [one["offline"] for one in point.summaries]
     served = np.array([one["total_tokens_per_s"] for one in online], float)
@@ -232,7 +235,7 @@ def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
 
 
 def _figure(mean: float, low: float, high: float, values: np.ndarray) -> dict[str, Any]:
-    """A figure with its interval and its value on each seed; None where there is none."""
+    """Returns a metric with its interval and its values by seed; NaN becomes None."""
     plain = [_plain(float(value)) for value in (mean, low, high, *values)]
     return {"mean": plain[0], "ci_low": plain[1], "ci_high": plain[2], "values": plain[3:]}
 
@@ -246,7 +249,7 @@ def _number(value: float | None) -> float:
 
 
 def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
-    """What other programs read of a policy under a condition: the keys that all pages' figures share."""
+    """Returns a policy's main metrics under a condition, for other programs."""
     seeds = len(at.violations)
     low, high = map(_plain, resampled_interval(found.rates, seeds))
     return {"condition": condition, "rate": found.rate, "ci_low": low, "ci_high": high,
@@ -255,7 +258,7 @@ def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
 
 
 def _described(cell: Cell) -> dict[str, Any]:
-    """A cell as the summary holds it: what was given, with the load."""
+    """Returns a cell as in the summary: its inputs, with the load."""
     scenario = cell.scenario
     return {"name": cell.name, "workload": short_name(scenario.workload),
             "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
@@ -266,7 +269,9 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 def summed_up(schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
               jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The command's summary (`docs/outputs.md`) with `more`; shown, and written as a page where there are rows."""
+    """Returns the command's summary (`docs/outputs.md`) with `more`; prints it, and writes a page
+    if there are rows.
+    """
     seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].tpot_from,

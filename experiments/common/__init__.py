@@ -1,1 +1,1 @@
-"""What the commands and studies of the experiments share."""
+"""Shared code of the commands and studies of the experiments."""

@@ -1,7 +1,8 @@
-"""Finds a peak factor: the idle floor, then the largest load that a cluster carries alone (OOCO 5.2).
+"""Search for a peak factor: the idle floor, then the largest load that a cluster sustains alone
+(OOCO 5.2).
 
-The load is what base P/D carries without offline work: on the cluster itself, or, of mixed instances, on the twin that
-they name. Mixed instances without a twin carry what vLLM's own scheduler does on them.
+The load is what base P/D sustains without offline work on the cluster, or, for mixed instances, on
+their twin. For mixed instances without a twin it is what vLLM's own scheduler sustains.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
 from ooco_gym.workload import load_workload, write_trace
 
-# As it was when the first factors were stored: a peak does not hang on what later releases ship.
+# Fixed when the first factors were stored, so that peaks do not depend on later defaults.
 REFERENCE_MIXED = "vllm_fcfs:max_num_batched_tokens=2048,max_num_seqs=256,prefix_caching='off'"
 
 
 @dataclass(frozen=True)
 class PeakPlan:
-    """The settings of a search for a peak factor.
+    """Parameters of a search for a peak factor.
 
     Attributes:
-        over_floor: violations may be this much above the idle floor (docs/protocol.md: 0.5 points).
-        budget: the violations that policies are allowed later (OOCO: 3 %); a floor over a third of it stops.
-        sample: requests that the floor is measured on.
+        over_floor: violations may exceed the idle floor by this (docs/protocol.md: 0.5 points).
+        budget: violations allowed to policies (OOCO: 3 %); a floor above a third of it is an error.
+        sample: requests on which the floor is measured.
         first_rate: online requests per second to begin with, on one instance of each kind.
         precision: bisection ends when the bracket is this share of its upper end.
     """
@@ -62,29 +63,33 @@ class PeakPlan:
 
 
 def reference_policy(scenario: Scenario) -> str:
-    """The policy that says how much a cluster carries: the plain one of its kind."""
+    """Returns the policy that defines a cluster's online-only capacity, the plain one of its kind."""
     return REFERENCE_MIXED if scenario.load_cluster().mixed else "base_pd"
 
 
 def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan, find: bool = False,
                write: bool = False) -> dict[str, Any]:
-    """The peak factor of a scenario's workload, cluster and SLO: given by the user, stored, or found now.
+    """Returns the peak factor of a scenario's workload, cluster and SLO: given by the user, stored,
+    or searched now.
 
     Args:
-        scenario: what is scaled; a `rate_scale` or `online_rate` of its own is taken as it is.
-        jobs: where simulations run.
+        scenario: to scale; its own `rate_scale` or `online_rate` is used unchanged.
+        jobs: runs simulations.
         seeds: paired seeds.
-        plan: how it is searched.
-        find: search also where a factor is stored. One found as the protocol says is stored for every run, one of a
-            trial (another window, other seeds or figures) for the same trial alone.
-        write: keep it in the shipped file, not only in the user's cache folder.
+        plan: parameters of the search.
+        find: search even if a factor is stored. A factor found under the protocol is stored for
+            every run; one found under other conditions (window, seeds, parameters) only for the
+            same conditions.
+        write: store it in the shipped file, too, not only in the user's cache folder.
 
     Returns:
-        A mapping with `workload`, `cluster` (whose factor it is: of mixed instances, their twin's), `tpot_from`, the
-        SLO, `factor`, `floor`, `violation_rate` (both None where the user gave the factor), `rate_per_s` and `seeds`.
+        A mapping with `workload`, `cluster` (for mixed instances their twin), `tpot_from`, the SLO,
+        `factor`, `floor`, `violation_rate` (both None for a given factor), `rate_per_s` and
+        `seeds`.
 
     Raises:
-        UserError: the idle floor alone uses up more than a third of the violation budget, or no load is small enough.
+        UserError: the idle floor exceeds a third of the violation budget, or no load is small
+            enough.
     """
     if scenario.online_rate is not None or (scenario.from_file and not find):
         scenario = scenario.with_(rate_scale=scenario.online_scale())
@@ -106,7 +111,7 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
 
 
 def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:
-    """Stores a factor for another time; a folder that cannot be written costs that time, nothing else."""
+    """Stores a factor for later runs; a folder that cannot be written only causes a warning."""
     path = cache_path(FILE_NAME)
     if path is None:
         return
@@ -118,7 +123,7 @@ def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:
 
 
 def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) -> str:
-    """A digest of the settings that a factor depends on beside its key; `protocol` where they are the protocol's."""
+    """Returns a digest of what a factor depends on besides its key; `protocol` if all is the protocol's."""
 
     def values(one: Scenario) -> dict[str, Any]:
         return {"duration_s": float(one.window()[1]), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
@@ -132,13 +137,15 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
 
 
 def _timing_of(scenario: Scenario) -> str:
-    """The form of the latencies where it is not the chips' own, else empty."""
+    """Returns the timing form if it differs from the chips' own, else an empty text."""
     own = scenario.load_cluster().default_timing()
     return "" if scenario.timing in (None, own) else label("timing", scenario.timing)
 
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
-    """Searches the largest factor at which the reference policy alone stays within `plan.over_floor` of the floor."""
+    """Searches for the largest factor at which the reference policy alone stays within
+    `plan.over_floor` of the floor.
+    """
     floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
     where = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
@@ -166,9 +173,10 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
 
 
 def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
-    """Share of a workload's requests that violate although each is alone on the idle cluster.
+    """Returns the share of a workload's requests that violate although each is alone on the idle
+    cluster.
 
-    A sample of them is played through the simulator, so far apart that none meets another.
+    A sample of them is simulated, spaced so far apart that none overlap.
     """
     slo, (start_s, duration_s) = scenario.load_slo(), scenario.window()
     scale = sample / (scenario.rates()[0] * duration_s)

@@ -1,4 +1,4 @@
-"""Policies, the baseline and seeds by name, and what a policy's answers depend on."""
+"""Policies, the baseline and seeds by name, and a digest of what a policy's decisions depend on."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS, baseline_among
 from ooco_gym.resources import conf_root
 
-MOST_SEEDS, LONGEST_SEED = 1_000_000, 18  # how many, and digits of one
+MOST_SEEDS, LONGEST_SEED = 1_000_000, 18  # most seeds, and most digits of a seed
 
 
 # --- Options --------------------------------------------------------------------------------------------------------
 def names_of(options: Mapping[str, Any]) -> list[str]:
-    """The policies to measure, `policies`, each checked against the registry.
+    """Returns the policies to measure, `policies`, each checked against the registry.
 
     Raises:
-        UserError: none given, one given twice, or an unknown policy or parameter.
+        UserError: none, a duplicate, or an unknown policy or parameter.
     """
     names = [str(name) for name in options["policies"] or ()]
     if not names:
@@ -37,10 +37,11 @@ def names_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
-    """The policy that the others are compared with: `baseline`, else vLLM's where it plays, or the first.
+    """Returns the policy to which others are compared: `baseline`, else vLLM's if included, or the
+    first.
 
     Raises:
-        UserError: it is not among those compared.
+        UserError: it is not among the policies.
     """
     baseline = options["baseline"] or baseline_among(policies)
     if baseline not in policies:
@@ -50,11 +51,11 @@ def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
 
 
 def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
-    """Seeds from a list, from a number n: 1 … n, or from a range `first:end`; None means as many as the protocol asks
-    for.
+    """Returns seeds from a list, a number n (1 … n), or a range `first:end`; None: the protocol's
+    number of seeds.
 
     Raises:
-        UserError: not a list of different whole numbers, and not a number of at least 1.
+        UserError: no list of different integers, and no number of at least 1.
     """
     value = SEEDS if value is None else value
     ends = str(value).split(":")
@@ -76,7 +77,7 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
 
 
 def check_names(where: str, given: Mapping[str, Any]) -> None:
-    """Refuses a cell's workload, cluster or SLO that is neither a known name nor a file."""
+    """Raises UserError for a cell's workload, cluster or SLO that is neither a known name nor a file."""
     for group in ("workload", "cluster", "slo"):
         if isinstance(given.get(group), str):
             try:
@@ -87,8 +88,9 @@ def check_names(where: str, given: Mapping[str, Any]) -> None:
 
 # --- Policies -------------------------------------------------------------------------------------------------------
 def policy_identity(policy: str) -> dict[str, Any]:
-    """Everything that a policy's answers depend on: name, parameters' values, weights, and the text of rules that are
-    not ours."""
+    """Returns everything that a policy's decisions depend on: name, parameters, weights, and
+    digests of foreign rules.
+    """
     known = get_policy(policy)
     rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
              if (rule := getattr(known, name)) is not None]

@@ -1,9 +1,9 @@
-"""The highest offline rate that holds: a grid to the first crossing, then bisection (OOCO 5.2); tuning by the same.
+"""Search for the highest sustainable offline rate: a grid to the first crossing, then bisection
+(OOCO 5.2); tuning.
 
-A grid from below (`first_crossing`) simulates every seed at rates that a few seeds already decide. Where many seeds are
-paired, `crossing_near` lets those few find the neighbourhood, and simulates all at the rates on either side.
-
-What a paper leaves open is tuned for its policy by the same search, on validation seeds and with a stated budget.
+`first_crossing` simulates every seed on a grid from below. With many seeds, `crossing_near` lets a
+few of them find the neighbourhood, and simulates all only around it. A policy's parameters that its
+paper leaves open are tuned by the same search, on validation seeds and with a stated budget.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
 from ooco_gym.report import percent
 
 MOST_RATES = 24
-EDGE = 1.25  # from the outermost rate to the next, where the interval reaches beyond it
-EDGES = 3    # such rates on one side
+EDGE = 1.25  # factor to a further rate, if the interval reaches beyond the outermost one
+EDGES = 3    # most such rates on one side
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits within which an offline rate holds.
+    """The limits within which an offline rate is sustainable.
 
     Attributes:
         violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
-        kept_up: smallest share of what arrived offline in the second half that is done in it, mean over seeds.
-        kept_up_service: the same of its reference GPU time, begun in it, so that hard requests are not left lying.
+        kept_up: smallest share of offline arrivals in the window's second half that is done in it,
+            mean over seeds.
+        kept_up_service: the same for reference GPU time, begun in it, so that hard requests are not
+            neglected.
     """
 
     violations: float = VIOLATION_BUDGET
@@ -40,7 +42,7 @@ class Limits:
     kept_up_service: float = KEPT_UP_SERVICE
 
     def words(self) -> str:
-        """The limits in a sentence."""
+        """Returns the limits in a sentence."""
         late = f"at most {percent(self.violations)} of the online requests are late"
         kept = [f"{percent(share, 0)} {of}" for share, of in (
             (self.kept_up, "of the requests are done in it, those under way at its edges by the share computed"),
@@ -51,7 +53,7 @@ class Limits:
                 f"{', and at least '.join(kept)}.")
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
-        """The ratio of the figures to the first limit that they meet: 1 is at the limit."""
+        """Returns the largest ratio of a value to its limit; 1 is at the limit."""
         short = (1.0 - kept_up) / max(1e-9, 1.0 - self.kept_up)
         easy = (1.0 - kept_up_service) / max(1e-9, 1.0 - self.kept_up_service)
         return np.maximum(violations / self.violations, np.maximum(short, easy))
@@ -64,12 +66,12 @@ class Point:
     Attributes:
         rate: offline requests per second.
         violations: share of online requests that violate.
-        kept_up: done in the window's second half, over what arrived in it; 1 where nothing arrived.
-        kept_up_service: begun in it, over what arrived, by reference GPU time.
+        kept_up: done in the window's second half, over arrivals in it; 1 if nothing arrived.
+        kept_up_service: begun in it, over arrivals, by reference GPU time.
         total_tokens_per_s: offline prompt and output tokens completed per second.
         service_per_s: offline reference GPU-seconds completed per second.
         wasted_per_s: tokens recomputed per second.
-        summaries: of each seed the whole summary.
+        summaries: each seed's summary.
     """
 
     rate: float
@@ -82,21 +84,22 @@ class Point:
     summaries: Sequence[Mapping[str, Any]] = ()
 
     def holds(self, limits: Limits) -> bool:
-        """Whether this rate is sustainable: few violations, and a backlog that does not grow."""
+        """Returns whether this rate is sustainable: few violations, and a backlog that does not grow."""
         kept_up = self.kept_up.mean() >= limits.kept_up and self.kept_up_service.mean() >= limits.kept_up_service
         return bool(kept_up and self.violations.mean() <= limits.violations)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a search for the highest rate that holds.
+    """Parameters of a search for the highest sustainable rate.
 
     Attributes:
         first: lowest rate of the grid, in requests per second.
-        factor: from one rate of the grid to the next, above 1.
+        factor: ratio between successive grid rates, above 1.
         last: highest rate tried.
         precision: bisection ends when the bracket is this share of its upper end.
-        screen: seeds that walk the grid, the first ones; all are then simulated around their crossing. 0: all walk it.
+        screen: number of first seeds that walk the grid before all are simulated around their
+            crossing; 0: all seeds walk.
     """
 
     first: float = 0.1
@@ -106,7 +109,7 @@ class Plan:
     screen: int = 0
 
     def grid(self) -> list[float]:
-        """The rates, ascending, without 0."""
+        """Returns the rates, ascending, without 0."""
         rates, rate = [], self.first
         while rate <= self.last * (1 + 1e-9):
             rates.append(rate)
@@ -119,10 +122,11 @@ class Crossing:
     """The rates between which a policy stops being sustainable.
 
     Attributes:
-        best: the highest rate found that holds, below the first crossing; None where not even rate 0 does.
-        failed: the lowest rate found that does not hold; None where the grid ended before.
-        reason: which limit `failed` broke: `violations`, `backlog`, or `none`.
-        points: everything evaluated, by rate.
+        best: the highest sustainable rate found below the first crossing; None if not even rate 0
+            is sustainable.
+        failed: the lowest unsustainable rate found; None if the grid ended before.
+        reason: the limit that `failed` exceeds: `violations`, `backlog`, or `none`.
+        points: all rates evaluated, ascending.
     """
 
     best: Point | None
@@ -132,10 +136,10 @@ class Crossing:
 
 
 def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limits) -> Crossing:
-    """Searches the largest offline rate below the first that does not hold.
+    """Searches for the largest offline rate below the first unsustainable one.
 
-    Violations need not be monotone in the rate, so the grid is walked from below and only the first crossing is
-    bisected; rates above it that happen to hold again do not count.
+    Violations need not be monotone in the rate, so the grid is walked from below and only the first
+    crossing is bisected; sustainable rates above it are ignored.
     """
     points: dict[float, Point] = {}
 
@@ -159,24 +163,24 @@ def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limit
 
 
 def reason_of(failed: Point | None, limits: Limits) -> str:
-    """Which limit a rate broke."""
+    """Returns the limit that a rate exceeds."""
     if failed is None:
         return "none"
     return "violations" if failed.violations.mean() > limits.violations else "backlog"
 
 
 def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rates at which resamples of the seeds cross the limits, by straight lines between the rates already
-    evaluated.
+    """Returns the rates at which bootstrap samples of the seeds reach the limits, interpolated
+    between evaluated rates.
 
     Args:
         points: evaluated rates, ascending.
-        limits: when a rate holds.
+        limits: of a sustainable rate.
         draws: seeds of each resample by index, shape (resamples, seeds).
 
     Returns:
-        (rates, total_tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has
-        the last rate, one that is over from the start 0.
+        (rates, total_tokens_per_s) at each resample's first crossing, shape (resamples,); the last
+        rate if it never crosses, 0 if rate 0 already exceeds the limits.
     """
     rates = np.array([point.rate for point in points])
     means = {}
@@ -189,10 +193,11 @@ def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[n
 
 
 def resamples(seeds: int, most: int = 4000) -> np.ndarray:
-    """All ways to draw as many seeds as there are, with replacement; where they are too many, a keyed sample of them.
+    """Returns all resamples of the seeds with replacement; a keyed sample of them if there are more
+    than `most`.
 
     Returns:
-        Places of seeds, shape (resamples, seeds).
+        Indices of seeds, shape (resamples, seeds).
     """
     if seeds**seeds <= most:
         return np.array(list(itertools.product(range(seeds), repeat=seeds)))
@@ -213,17 +218,17 @@ def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[f
 
 def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float,
                    last: float = 1e4) -> tuple[float, float] | None:
-    """Finds the largest load factor whose violations stay within `limit`: doubling upwards, then bisection.
+    """Returns the largest load factor with violations within `limit`: doubling upwards, then bisection.
 
     Args:
         violations: share of violating requests at a factor.
         limit: largest share allowed.
-        first: a factor small enough to be surely fine.
+        first: a factor that is surely small enough.
         precision: bisection ends when the bracket is this share of its upper end.
         last: largest factor tried.
 
     Returns:
-        (factor, violations there), or None where even `first` is over the limit.
+        (factor, its violations), or None if even `first` exceeds the limit.
     """
     low, low_share = first, violations(first)
     if low_share > limit:
@@ -247,8 +252,8 @@ class Tuning:
 
     Attributes:
         policy: the winner, `name:param=value,…`.
-        candidates: everything that was tried, the default first.
-        rate: highest offline rate that the winner held on the validation seeds.
+        candidates: all candidates, the default first.
+        rate: highest offline rate that the winner sustained on the validation seeds.
         default_rate: the same for the default.
     """
 
@@ -259,25 +264,27 @@ class Tuning:
 
 
 def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings of a policy's parameters as policy names."""
+    """Returns policy names with the given parameter values."""
     return [spelled(name, values) for values in settings]
 
 
 def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits,
          step: float = 1.08, most_steps: int = 12) -> Tuning:
-    """Races candidates: the default's crossing is searched, then the rate raised while any candidate holds.
+    """Races candidates: from the default's crossing the rate is raised while any candidate sustains
+    it.
 
     Args:
-        default: the policy as it ships.
-        others: candidates against it.
-        evaluate: what a policy does at an offline rate, on the validation seeds.
+        default: the policy with default parameters.
+        others: the other candidates.
+        evaluate: returns a policy's results at an offline rate, on the validation seeds.
         plan: the search for the default's crossing.
-        limits: when a rate holds.
+        limits: of a sustainable rate.
         step: factor of the rate from one heat of the race to the next.
-        most_steps: heats at most.
+        most_steps: most heats.
 
     Returns:
-        The candidate that held the highest rate; among equals the one with the fewest violations there.
+        The candidate that sustained the highest rate; among equals the one with the fewest
+        violations there.
     """
     start = first_crossing(lambda rate: evaluate(default, rate), plan, limits)
     default_rate = start.best.rate if start.best is not None else 0.0
@@ -295,13 +302,13 @@ def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], P
 
 
 def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, limits: Limits) -> Crossing:
-    """Searches the first crossing among rates around `near`, bracketed as narrowly as the plan says.
+    """Searches for the first crossing around the rate `near`, with the plan's precision.
 
     Args:
-        evaluate: what an offline rate leads to, on all seeds.
-        near: a rate that a few seeds, or other ones, sustained; 0: none is known.
-        plan: the search; its grid is not walked.
-        limits: when a rate holds.
+        evaluate: returns the results of an offline rate on all seeds.
+        near: a rate that a few seeds, or other ones, sustained; 0: unknown.
+        plan: the search; its grid is not used.
+        limits: of a sustainable rate.
     """
     points = [evaluate(0.0)]
     rate = (near or plan.first) if points[0].holds(limits) else None
@@ -313,21 +320,21 @@ def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, l
 
 
 def bracket(points: Sequence[Point], limits: Limits) -> tuple[Point | None, Point | None]:
-    """The lowest rate that does not hold, and the one before it; None where there is none.
+    """Returns the rate before the lowest unsustainable one, and that one; None for missing ones.
 
     Args:
         points: evaluated rates, ascending.
-        limits: when a rate holds.
+        limits: of a sustainable rate.
     """
     at = next((index for index, point in enumerate(points) if not point.holds(limits)), len(points))
     return (points[at - 1] if at else None), (points[at] if at < len(points) else None)
 
 
 def next_rate(points: Sequence[Point], plan: Plan, limits: Limits) -> float | None:
-    """The rate to evaluate next, or None where the crossing and its interval lie within what was evaluated."""
+    """Returns the rate to evaluate next, or None if the crossing and its interval lie between evaluated rates."""
     best, failed = bracket(points, limits)
     lowest, highest = points[1].rate, points[-1].rate
-    stride = min(plan.factor, (1.0 - plan.precision) ** -min(64, 2 ** (len(points) - 2)))  # ever wider
+    stride = min(plan.factor, (1.0 - plan.precision) ** -min(64, 2 ** (len(points) - 2)))  # strides grow
     if best is None:
         return None
     if failed is None:
@@ -345,7 +352,7 @@ def next_rate(points: Sequence[Point], plan: Plan, limits: Limits) -> float | No
 
 
 def _beyond(points: Sequence[Point], limits: Limits) -> tuple[bool, bool]:
-    """Whether the interval of the crossing reaches below the lowest rate with offline work, or above the highest."""
+    """Returns whether the crossing's interval reaches below the lowest rate above 0, and above the highest."""
     seeds = len(points[0].violations)
     if seeds < 2:
         return False, False

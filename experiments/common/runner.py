@@ -1,4 +1,4 @@
-"""Runs simulations in processes of their own, each answer taken from the store where it is known."""
+"""Runs simulations in worker processes; known results come from the store."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ooco_gym.simulation import simulate
 Run = Callable[[Scenario, str], dict[str, Any]]
 
 
-NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over time are not needed here
+NO_SAMPLES_S = 1e7  # longer than any run: no samples over time are needed
 
 
 def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Simulates one scenario; returns its summary with the CPU time it took, `cpu_s`, and what was remarked."""
+    """Simulates one scenario; returns its summary with its CPU time, `cpu_s`, and its remarks."""
     begun = time.process_time()
     with remarks() as said:
         run = simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S)
@@ -36,15 +36,15 @@ def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 class Jobs:
-    """Summaries of simulations, computed in `workers` processes and kept in a store.
+    """Summaries of simulations, computed in `workers` processes and kept in a store; a thread-safe
+    context manager.
 
-    Used as a context manager; several threads may ask at once. Worker processes start with the first simulation that
-    the store does not hold.
+    Worker processes start with the first simulation that the store lacks.
 
     Args:
-        workers: processes; None: as many as there are cores.
-        store: where answers are kept; None: nowhere.
-        run: simulates a scenario with a policy and returns the answer, in a worker process; None: `simulate_summary`.
+        workers: number of processes; None: number of cores.
+        store: keeps the results; None: no store.
+        run: simulates a scenario with a policy in a worker process; None: `simulate_summary`.
     """
 
     def __init__(self, workers: int | None = None, store: Store | None = None, run: Run | None = None):
@@ -56,7 +56,7 @@ class Jobs:
         self._run = run or simulate_summary
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._open: dict[str, Future[dict[str, Any]]] = {}  # asked for and not answered yet
+        self._open: dict[str, Future[dict[str, Any]]] = {}  # submitted and not finished
         self._seen: set[str] = set()
         self._cpu_s: dict[str, float] = {}
         self._stopped = False
@@ -72,20 +72,20 @@ class Jobs:
 
     @property
     def different(self) -> int:
-        """The number of different simulations that were asked for, from the store or not."""
+        """The number of different simulations submitted, from the store or not."""
         return len(self._seen)
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of all that was asked for, whenever it was simulated, in seconds."""
+        """CPU time in seconds of all submitted simulations, including stored ones."""
         return sum(self._cpu_s.values())
 
     def submit(self, scenario: Scenario, policy: str, run: Run | None = None) -> Future[dict[str, Any]]:
-        """Asks for the answer of `run` for a policy on a scenario; the same question gives the same answer, from the
+        """Submits `run` for a policy on a scenario; equal submissions give equal results, from the
         store.
 
         Raises:
-            BrokenProcessPool: a worker process was killed before, and so ended all.
+            BrokenProcessPool: a worker process was killed before.
         """
         run = run or self._run
         key = simulation_key(run, scenario, policy)
@@ -107,36 +107,38 @@ class Jobs:
                 self._pool = pool(self.workers, preload=("ooco_gym", "experiments.common.runner"))
             computed = self._pool.submit(run, scenario, policy)
             self.simulated += 1
-            self._open[key] = answer  # not before: a pool that broke refuses, and nothing would answer
+            self._open[key] = answer  # after submission, because a broken pool raises there
         computed.add_done_callback(lambda done: self._keep(key, done, answer))
         return answer
 
     def all(self, scenarios: list[Scenario], policy: str) -> list[dict[str, Any]]:
-        """Summaries of one policy on several scenarios, in their order."""
+        """Returns summaries of one policy on several scenarios, in their order."""
         asked = [self.submit(scenario, policy) for scenario in scenarios]
         return [one.result() for one in asked]
 
     def at_once(self, ask: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """What `ask` answers to each item, all at once: its threads wait for simulations. One mistake ends all."""
+        """Returns the results of `ask` for all items, in parallel threads that wait for
+        simulations; an error ends all.
+        """
         with ThreadPoolExecutor(len(items)) as threads:
             asked = [threads.submit(ask, item) for item in items]
             try:
-                for done in as_completed(asked):  # the one that failed first, not those that it stopped
+                for done in as_completed(asked):  # raises the first error, not its consequences
                     done.result()
-            except BaseException:  # what is done is in the store
+            except BaseException:  # finished simulations are in the store
                 self.stop()
                 raise
         return [one.result() for one in asked]
 
     def stop(self) -> None:
-        """Drops what has not begun; what waits for it, or asks again, gets a `CancelledError`."""
+        """Drops simulations that have not begun; waiting and later callers get a `CancelledError`."""
         self._stopped = True
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:
-        """Shows how many simulations have been asked for and are done, while the body runs."""
+        """Shows the numbers of submitted and finished simulations while the body runs."""
         def look() -> float:
             bar.text(f"{what}: {self.finished} of {self.asked} simulations asked for so far")
             return 0.25
@@ -145,7 +147,9 @@ class Jobs:
             yield
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
-        """Hands an answer on, whatever becomes of keeping it: an error here would leave its callers waiting."""
+        """Stores and passes on a result; errors of storing are passed on, too, because callers
+        would wait forever.
+        """
         error = CancelledError() if computed.cancelled() else computed.exception()
         try:
             if error is None:
@@ -163,14 +167,16 @@ class Jobs:
 
 
 def _told(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer, what was remarked where it was made said here."""
+    """Returns the result, and repeats its remarks in this process."""
     for what, sentence in (answer.get("remarks") or {}).items():
         remark(sentence, what)
     return {key: value for key, value in answer.items() if key != "remarks"}
 
 
 def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
-    """Digest of all that the answer of `run` depends on: scenario, policy, files that they name, and the code."""
+    """Returns a digest of all that a result of `run` depends on: scenario, policy, files that they
+    name, and code.
+    """
     function = run.func if isinstance(run, partial) else run
     arguments = repr((run.args, run.keywords)) if isinstance(run, partial) else ""
     described = scenario.describe()

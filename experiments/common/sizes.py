@@ -1,4 +1,6 @@
-"""Sizes of a cluster: its instances multiplied, each division between roles measured, and the fewest that hold."""
+"""Sizes of a cluster: its instances multiplied, each split between roles measured, and the fewest
+within the limits.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Size = Mapping[str, int]  # instances by role
 
 @dataclass(frozen=True)
 class Sized:
-    """A number of instances in the best division that was found, and what it came to at the offline rate asked for."""
+    """A number of instances in the best split found, and its results at the offline rate."""
 
     size: Size
     point: Point
@@ -41,9 +43,10 @@ class Planner:
     """Sizes of one policy's cluster, measured on paired seeds.
 
     Attributes:
-        policy: who schedules.
-        scenario: load, time and the cluster of the policy's kind, whose first instance of each role is multiplied.
-        bench: what measures.
+        policy: the scheduler.
+        scenario: load, time and a cluster of the policy's kind, whose first instance of each role
+            is multiplied.
+        bench: runs the measurements.
     """
 
     policy: str
@@ -52,17 +55,17 @@ class Planner:
 
     @property
     def least(self) -> int:
-        """The fewest instances that the policy takes."""
+        """The fewest instances with which the policy works."""
         return 1 if self.scenario.load_cluster().mixed else 2
 
     @property
     def chips_each(self) -> int:
-        """Chips of an instance; those of a pool's roles are taken to be alike."""
+        """Chips per instance; the instances of a pool's roles are assumed to be equal."""
         cluster = self.scenario.load_cluster()
         return max(pool.tp * pool.pp * pool.data_parallel for role in ROLES for pool in getattr(cluster, role)[:1])
 
     def instances_on(self, chips: int) -> int:
-        """The number of instances that so many chips hold.
+        """Returns the number of instances on `chips` chips.
 
         Raises:
             UserError: fewer than the policy needs.
@@ -74,12 +77,12 @@ class Planner:
         return count
 
     def measured(self, size: Size, rate: float) -> Point:
-        """The results of a size at an offline rate."""
+        """Returns the results of a size at an offline rate."""
         return replace(self.bench, scenario=self.scenario.with_(cluster=sized(self.scenario, size))).measure(
             self.policy, rate)
 
     def best(self, instances: int, rate: float) -> Sized:
-        """The division of so many instances that strains the limits least."""
+        """Returns the split of `instances` instances with the lowest ratio to the limits."""
         limits = self.bench.limits
 
         def strain(one: tuple[Size, Point]) -> float:
@@ -92,8 +95,10 @@ class Planner:
         return Sized(size, point, point.holds(limits))
 
     def fewest(self, rate: float, most: int) -> list[Sized]:
-        """Sizes tried: doubled until one holds, then halved between; the last is the fewest that hold, and one instance
-        fewer is among them, unless that is less than the policy takes.
+        """Returns the sizes tried, by doubling until one is within the limits and then bisecting;
+        the last is the fewest.
+
+        One instance fewer is among them, unless the policy needs more.
 
         Raises:
             UserError: `most` instances are too few.
@@ -116,7 +121,7 @@ class Planner:
         return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
 
     def broken(self, point: Point) -> str:
-        """The violations of a size that does not hold, in words."""
+        """Returns the violations of a size beyond the limits, in words."""
         words = f"{percent(point.violations.mean())} of the online requests violate an SLO"
         missed = []
         for name in ("TTFT", "TPOT") if point.violations.any() else ():
@@ -127,26 +132,26 @@ class Planner:
                 "kept up with")
 
     def carried(self, size: Size) -> Any:
-        """The largest offline rate that a size carries (`experiments.common.sustain.Sustained`)."""
+        """Returns the largest offline rate that a size sustains (`experiments.common.sustain.Sustained`)."""
         mine = self.scenario.with_(cluster=sized(self.scenario, size))
         return sustain(replace(self.bench, scenario=mine), self.policy)
 
 
 def asked_for(scenario: Scenario, chips: int | None) -> str:
-    """Which chips a plan is about, in words."""
+    """Returns the chips of a plan, in words."""
     model, _, names = scenario.load_cluster().hardware()
     return f"{'The fewest' if chips is None else chips} {' and '.join(dict.fromkeys(names))} chips with {model}"
 
 
 def idle_words(rows: Sequence[Mapping[str, Any]], chips: int | None) -> str:
-    """A sentence for each row whose instances leave some of the chips idle."""
+    """Returns a sentence for each row whose instances leave some of the chips idle."""
     idle = [(row["policy"], int(chips) - row["chips"], row["chips"] // row["instances"]) for row in rows if chips]
     return "".join(f" Of chips={chips} {left} stand{'s' * (left == 1)} idle: an instance of `{policy}` has {each}."
                    for policy, left, each in idle if left)
 
 
 def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
-    """All ways to part so many instances between the cluster's roles."""
+    """Yields all splits of `instances` instances between the cluster's roles."""
     if cluster.mixed:
         yield {"mixed": instances}
     else:
@@ -154,7 +159,7 @@ def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
 
 
 def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
-    """The scenario's cluster with so many instances of each role, as a cluster file holds it.
+    """Returns the scenario's cluster with `size` instances by role, as in a cluster file.
 
     Raises:
         UserError: a role has instances of several kinds.
@@ -170,7 +175,7 @@ def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
 
 
 def frontier_plot(rows: Sequence[Mapping[str, Any]], key: str, title: str, unit: str) -> list[Plot]:
-    """A figure of each size that was tried over its chips, a colour a policy."""
+    """Returns a plot of a result of each size tried over its chips, one colour per policy."""
     traces = []
     for place, row in enumerate(rows):
         chips, values = [one["chips"] for one in row["frontier"]], [one[key] for one in row["frontier"]]
@@ -179,5 +184,5 @@ def frontier_plot(rows: Sequence[Mapping[str, Any]], key: str, title: str, unit:
 
 
 def split_words(row: Mapping[str, Any]) -> str:
-    """Instances by role, in words."""
+    """Returns instances by role, in words."""
     return ", ".join(f"{row[role]} {role}" for role in ROLES if row.get(role))

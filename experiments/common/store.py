@@ -1,4 +1,4 @@
-"""Results on disk, found again by what they depend on: the question, and the code and configuration that answer it."""
+"""Results on disk, keyed by what they depend on: the question, code and configuration."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, cache_path, write_json
 
 PACKAGES = ("ooco_gym", "baselines", "experiments")
-# Of conf: what a scenario is made of.
+# Groups of conf that make up a scenario.
 GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")
 ROOT = Path(resources.__file__).parents[1]
 
 
 # --- Results --------------------------------------------------------------------------------------------------------
 class Store:
-    """A folder of small JSON files, each with a digest of its answer. Switched off, it remembers nothing.
+    """A folder of small JSON files, each with a digest of its answer; does nothing if off.
 
     Attributes:
-        folder: where the files are, or None where it is off, or would be in a cache folder that is not used.
+        folder: of the files; None if the store is off or there is no usable cache folder.
     """
 
     def __init__(self, folder: Path | None = None, on: bool = True):
@@ -33,7 +33,7 @@ class Store:
         self._writable = True
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The stored answer, or None; a file that cannot be read, or holds another answer than was written, is none."""
+        """Returns the stored answer; None if it is missing, unreadable or damaged."""
         if self.folder is None:
             return None
         try:
@@ -45,7 +45,7 @@ class Store:
         return entry["answer"]
 
     def put(self, key: str, answer: dict[str, Any]) -> None:
-        """Stores an answer, atomically. A folder that cannot be written costs time, nothing else: it warns once."""
+        """Stores an answer, atomically; warns once if the folder cannot be written."""
         if self.folder is None or not self._writable:
             return
         kept = as_json(answer)
@@ -58,14 +58,14 @@ class Store:
 
 
 def key_of(question: Any) -> str:
-    """Digest of a question: all that its answer depends on, the digest of the code among it."""
+    """Returns the digest of a question, which includes all that its answer depends on, also the code's digest."""
     return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
 
 
 # --- Code -----------------------------------------------------------------------------------------------------------
 @cache
 def code_digest() -> str:
-    """Digest of all that an answer may depend on beside its question: our sources, and what a scenario is made of."""
+    """Returns the digest of our sources and of the configuration that makes up scenarios."""
     digest, conf = hashlib.sha256(), resources.conf_root()
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     for path in sorted(files + [path for group in GROUPS for path in (conf / group).glob("*.yaml")]):

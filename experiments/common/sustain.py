@@ -1,4 +1,4 @@
-"""What a policy sustains: simulations at offline rates, their crossing, and what intervals are made of."""
+"""What a policy sustains: simulations at offline rates, their crossing, and resamples for intervals."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bench:
-    """The setting that all policies are measured in.
+    """The setting in which all policies are measured.
 
     Attributes:
-        jobs: where simulations run.
-        scenario: cluster, workload at its peak factor, SLO; its seed and offline rate are replaced.
+        jobs: runs simulations.
+        scenario: cluster, workload at its peak factor, SLO; seed and offline rate are replaced.
         seeds: paired seeds.
-        tpot_from: which TPOT violates. All scenarios are simulated under `first_decode`: a request that violates so
-            violates under `first_token` too, so that one simulation serves both.
-        limits: when a rate holds.
-        plan: how rates are searched.
+        tpot_from: the TPOT definition of violations. All scenarios are simulated under
+            `first_decode`; a violation under it is one under `first_token`, too, so that one
+            simulation serves both.
+        limits: of a sustainable rate.
+        plan: the search for rates.
     """
 
     jobs: Jobs
@@ -54,11 +55,12 @@ class Bench:
         return point_of(rate, self.jobs.all(scenarios, policy), self.tpot_from)
 
     def search(self, policy: str, near: float | None = None) -> Crossing:
-        """Searches the policy's sustainable offline rate.
+        """Searches for the policy's sustainable offline rate.
 
         Args:
             policy: its name.
-            near: a rate to begin at, where the plan has some seeds screen and other ones have done so.
+            near: a rate from which to search, if other seeds have already done the plan's
+                screening.
         """
         few = self.plan.screen
         if not 0 < few < len(self.seeds):
@@ -70,34 +72,37 @@ class Bench:
 
 
 def placed(scenario: Scenario, policy: str) -> Scenario:
-    """The scenario on the cluster of the kind that a policy schedules, at the same load (`Scenario.on_kind`).
+    """Returns the scenario on a cluster of the policy's kind, at the same load
+    (`Scenario.on_kind`).
 
     Raises:
+        UserError: the cluster is of the other kind and has no twin.
         UserError: the cluster is of the other kind and has no twin.
     """
     return scenario.with_(rate_scale=scenario.online_scale()).on_kind(get_policy(policy).mixed)
 
 
 def settling(scenario: Scenario) -> Scenario:
-    """The scenario whose runs settle the verdicts of both TPOT definitions, its window said: a trace's does not last
-    until its last request's end at one rate and not at another."""
+    """Returns the scenario whose runs last until the verdicts of both TPOT definitions are settled.
+
+    A trace's window is made explicit, so that it does not depend on the rate.
+    """
     slo = {**asdict(scenario.load_slo()), "tpot_from": "first_decode"}
     window = dict(zip(("start_s", "duration_s"), scenario.window(), strict=True)) if scenario.from_file else {}
     return scenario.with_(slo=slo, **window)
 
 
 def late_at_most(summary: Mapping[str, Any], tpot_from: str) -> float:
-    """Share of the online requests that violate, with those that the run's end left undecided: a load holds if it does
-    whatever becomes of them."""
+    """Returns the share of online requests that violate or are undecided at the run's end, an upper bound."""
     online = summary["online"]
     return (online[f"violation_rate_{tpot_from}"] or 0.0) + online["undecided"] / max(online["arrived"], 1)
 
 
 def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Point:
-    """Gathers what an offline rate led to from the summaries of its seeds.
+    """Collects the results at an offline rate from the summaries of its seeds.
 
     Raises:
-        UserError: on some seed no online request arrived, so that nothing limits the offline rate.
+        UserError: a seed has no online request, so that nothing limits the offline rate.
     """
     idle = [one["seed"] for one in summaries if one["online"][f"violation_rate_{tpot_from}"] is None]
     if idle:
@@ -118,12 +123,12 @@ class Sustained:
     """The offline rate that a policy sustains.
 
     Attributes:
-        policy: with the parameters set, `name:param=value,…`.
-        crossing: what the search found.
-        rates: where resamples of the seeds cross, requests per second, shape (resamples,); the same resamples for
-            every policy.
+        policy: with its changed parameters, `name:param=value,…`.
+        crossing: result of the search.
+        rates: crossings of resamples of the seeds, requests per second, shape (resamples,); the
+            same resamples for every policy.
         tokens: offline tokens per second there, shape (resamples,).
-        own_rates: where each seed by itself crosses, of the rates that were measured for all, shape (seeds,).
+        own_rates: each seed's own crossing, among the rates measured for all, shape (seeds,).
         own_tokens: offline tokens per second there, shape (seeds,).
     """
 
@@ -136,23 +141,26 @@ class Sustained:
 
     @property
     def rate(self) -> float:
-        """Sustainable offline rate, requests per second: the median of the resamples that its interval is made of; 0
-        where not even none holds."""
+        """Sustainable offline rate, requests per second: the median over resamples; 0 if not even
+        rate 0 is sustainable.
+        """
         return float(np.median(self.rates))
 
     @property
     def held(self) -> float:
-        """The highest rate simulated that held in the mean over seeds, at which a policy's other figures are."""
+        """The highest simulated rate within the limits on average over seeds, where a policy's
+        other metrics are taken.
+        """
         return self.crossing.best.rate if self.crossing.best else 0.0
 
     @property
     def total_tokens_per_s(self) -> float:
-        """Offline throughput at the crossing, prompt and output tokens per second (the paper's figure), likewise."""
+        """Offline throughput at the crossing in prompt and output tokens per second, the median over resamples."""
         return float(np.median(self.tokens))
 
 
 def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
-    """Searches what a policy sustains (from `near`), with the crossings of resamples of the seeds for the intervals."""
+    """Searches for what a policy sustains (from `near`), with the crossings of resamples of the seeds."""
     crossing, seeds = bench.search(policy, near), len(bench.seeds)
     own = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
     return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), *own)

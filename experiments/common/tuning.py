@@ -1,4 +1,4 @@
-"""Tuning: which settings are tried for a policy, on what, and which of them is taken (docs/protocol.md, opponents)."""
+"""Tuning: the parameter values tried for a policy, the data, and the choice (docs/protocol.md, opponents)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
-    """A command's options with the settings to try in `tuning.policies`: given there, or those of `conf/settings.yaml`
-    for the policies that `tune` lists, with `true` for all that are compared.
+    """Returns a command's options with the parameter values to try in `tuning.policies`.
+
+    Default: those of `conf/settings.yaml` for the policies in `tune` (`true`: all compared ones).
 
     Raises:
-        UserError: a policy that is listed has no settings there, or seeds to tune on are measured, too.
+        UserError: a listed policy has no values there, or a tuning seed is measured, too.
     """
     tuning, shipped = options["tuning"], load_yaml("", "settings")
     if tuning is None:
@@ -43,9 +44,10 @@ def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
 
 
 def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[str]) -> tuple[Scenario, Scenario]:
-    """The scenarios to tune on and to measure on. Those of a trace, which is the same on every seed, are its first
-    `tuning.part` and the rest; else, and where none of the policies is tuned, both are the same scenario, whose seeds
-    differ.
+    """Returns the scenarios for tuning and for measuring.
+
+    A trace, which is the same on every seed, is split into its first `tuning.part` and the rest.
+    Otherwise, and if no policy is tuned, both are the same scenario with different seeds.
 
     Raises:
         UserError: the part is no share between 0 and 1.
@@ -62,9 +64,11 @@ def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[s
 
 
 def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> dict[str, str]:
-    """The best setting of each policy that has settings, as a name: among those within `violation_budget` the one that
-    completes most offline tokens, to three digits, then with the fewest late; where none is, the one with the fewest
-    late."""
+    """Returns the name of each tuned policy's best candidate.
+
+    Among those within `violation_budget` it completes the most offline tokens (to three digits),
+    then has the fewest violations; if none is within it, it has the fewest violations.
+    """
     budget = float(options["violation_budget"])
     seeds = seeds_of(options["tuning"]["seeds"], "tuning.seeds")[:1 if scenario.from_file else None]
 
@@ -92,7 +96,7 @@ def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, 
 
 
 def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str, str], policies: Sequence[str]) -> str:
-    """A sentence on how policies were tuned."""
+    """Returns a sentence on how policies were tuned."""
     tuning = options["tuning"]
     on = f"seeds {', '.join(map(str, seeds_of(tuning['seeds'], 'tuning.seeds')))}"
     if scenario.from_file:

@@ -1,4 +1,4 @@
-"""`ooco-gym calibrate`: what real engines do, and what the simulator says of the same."""
+"""`ooco-gym calibrate`: measurements of real engines, compared with the simulator's results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIONS = {"fit": "ooco_gym.calibrate.command", "measure": "ooco_gym.calibrate.m
 
 
 def calibrate(cfg: DictConfig) -> dict[str, Any] | None:
-    """Fits a chip, measures an engine, or serves what one has served again (`chain`, `replay`)."""
+    """Fits a chip, measures an engine, or simulates what an engine served (`chain`, `replay`)."""
     if cfg.action not in ACTIONS:
         raise unknown("action of ooco-gym calibrate", str(cfg.action), ACTIONS)
     return importlib.import_module(ACTIONS[cfg.action]).main(cfg)

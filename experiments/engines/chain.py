@@ -1,8 +1,9 @@
-"""`ooco-gym calibrate chain`: measure an engine, fit it, simulate it, compare (docs/calibration.md).
+"""`ooco-gym calibrate chain`: measure an engine, fit it, simulate it, compare
+(docs/calibration.md).
 
-The engine serves three loads in real time, and the simulator serves the same requests with what was fitted to designed
-batches of the same engine: a formula of its iterations (`experiments.engines.iterations`), which becomes a chip with
-operator tables (`experiments.engines.fitted_chip`).
+The engine serves three loads in real time. The simulator serves the same requests with a formula
+fitted to designed batches on the same engine (`experiments.engines.iterations`), which becomes a
+chip with operator tables (`experiments.engines.fitted_chip`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "ooco-gym/engine_chain/1"
 LIMIT = 15.0
-"""Largest error of a median, in percent, with which the chain counts as closed."""
+"""Largest error of a median, in percent, for which the chain counts as closed."""
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from rich.console import Console
 
     out = Path(cfg.out)
-    chip = cfg.chip if isinstance(cfg.chip, str) else None  # datasheet figures are replay's
+    chip = cfg.chip if isinstance(cfg.chip, str) else None  # datasheet values belong to replay
     if chip is None and cfg.timing != "measured":
         raise UserError(f"timing={cfg.timing}: the chain's own fit is of whole iterations, which only timing=measured "
                         "looks up; give a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
@@ -76,7 +77,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def measure(cfg: DictConfig, folder: Path) -> Path:
-    """First link: the real engine, its iterations and the requests that it serves."""
+    """Measures the real engine: its iterations and the requests that it serves."""
     from omegaconf import OmegaConf
 
     plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
@@ -85,8 +86,8 @@ def measure(cfg: DictConfig, folder: Path) -> Path:
 
 
 class Engine(NamedTuple):
-    """A measured engine: `engine.json`, the designed iterations, the cluster that stands for it, its chip's folder, the
-    fit and its errors."""
+    """A measured engine: `engine.json`, the designed iterations, its cluster in the simulator, its
+    chip's folder, the fit and its errors."""
 
     facts: dict[str, Any]
     rows: dict[str, np.ndarray]
@@ -97,10 +98,10 @@ class Engine(NamedTuple):
 
 
 def fitted_engine(measured: Path, out: Path) -> Engine:
-    """Fits a measurement, and writes its chip with `latency.json`, which the scheduler inside vLLM reads.
+    """Fits a measurement, and writes its chip with `latency.json` for the scheduler inside vLLM.
 
     Raises:
-        UserError: the folder holds no measurement.
+        UserError: the folder has no measurement.
     """
     path = measured / "engine.json"
     if not path.is_file():
@@ -117,8 +118,10 @@ def fitted_engine(measured: Path, out: Path) -> Engine:
 
 
 def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tuple[dict[str, Any], Timed]:
-    """The cluster on a chip that was fitted elsewhere, and its times; the clock `fit` is fitted to the designed
-    iterations and written to `out`."""
+    """Returns the cluster on a chip that was fitted elsewhere, and its times.
+
+    The clock `fit` is fitted to the designed iterations and written to `out`.
+    """
     facts, model = own.facts, own.cluster["model"]
     table = cost_table(Deployment.from_config({"chip": chip, "model": model, "timing": timing,
                                                "block_tokens": facts["block_tokens"],
@@ -139,18 +142,18 @@ def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tup
 
 def close(measured: Path, out: Path, chip: str | None = None, timing: str = "measured",
           clock: Any = None) -> dict[str, Any]:
-    """The links after the first: fit, simulate, compare.
+    """Fits, simulates and compares, after the measurement.
 
     Args:
         measured: folder of a measurement.
-        out: where the chip and the page `chain.html` are written.
-        chip: name or YAML of a chip to simulate with, fitted elsewhere; None takes the fit's own.
-        timing: form with which it is simulated.
-        clock: host time beside such a chip (`cluster.engine_clock`), or `fit`.
+        out: folder for the chip and the page `chain.html`.
+        chip: name or YAML of a chip to simulate, fitted elsewhere; None: the fit's own.
+        timing: its timing form.
+        clock: its host time (`cluster.engine_clock`), or `fit`.
 
     Returns:
-        The fit with its errors (of iterations, in percent), and for each load how the simulated medians and means
-        differ from the real ones.
+        The fit with its errors on iterations in percent, and each load's errors of simulated
+        medians and means.
     """
     own = fitted_engine(measured, out)
     engine, cluster, fit = own.facts, own.cluster, own.fit
@@ -188,7 +191,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
 
 
 def comparison(found: dict[str, Any]) -> Table:
-    """The loads side by side: medians, real and simulated, in milliseconds."""
+    """Returns a table of the loads' real and simulated medians, in milliseconds."""
     rows = []
     for name, load in found["loads"].items():
         cells = []

@@ -1,4 +1,4 @@
-"""A chip made of the formula that was fitted to whole iterations: its YAML, and tables for `timing=measured`."""
+"""A chip from the formula fitted to whole iterations: its YAML, and tables for `timing=measured`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ooco_gym.runtime.beliefs import FITTED_FILE, FITTED_SCHEMA
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LEAST_US = 1e-6
 _OFF = 1e18
-"""A rate so high that what it stands for takes no time: the tables hold it already."""
+"""A rate so high that its term takes no time, because the tables already include it."""
 
 
 def model_of(engine: dict[str, Any]) -> dict[str, Any]:
-    """The measured model as our specification has it, from `engine.json`.
+    """Returns the measured model in our specification, from `engine.json`.
 
     Raises:
-        UserError: the engine did not say what its model is.
+        UserError: `engine.json` does not describe the model.
     """
     config = engine.get("model_config") or {}
     fields = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
@@ -41,10 +41,11 @@ def model_of(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_chip(folder: Path, fitted: StepModel, engine: dict[str, Any], model: dict[str, Any]) -> Path:
-    """Writes `chip.yaml`, its `operators.parquet`, and the fit itself for `ooco_gym.runtime`; returns the first's path.
+    """Writes `chip.yaml`, its `operators.parquet`, and the fit for `ooco_gym.runtime`; returns the
+    path of the first.
 
-    What only the sum of an iteration tells is spread over its operators: linear layers in proportion to their
-    operations. Element-wise operators are not told apart from them.
+    The fit gives only sums over an iteration. The sum of linear layers is divided in proportion to
+    their operations, and includes element-wise operators.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -77,7 +78,9 @@ def _linear_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) ->
 
 
 def _attention_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> list[dict[str, Any]]:
-    """Attention of one layer: decode by requests and mean context, prefill of one prompt by new and earlier tokens."""
+    """Returns rows of one layer's attention: decode by requests and mean context, prefill by new
+    and earlier tokens.
+    """
     heads = {"h_q": model.heads, "h_kv": model.kv_heads, "d_h": model.head_dim}
     longest, budget = engine["max_model_len"], engine["max_num_batched_tokens"]
     rows = [_row("attn_decode", (requests_us + fitted.decode_context * batch * context) / model.layers, batch=batch,
@@ -92,20 +95,20 @@ def _attention_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any])
 
 
 def _row(op: str, time_us: float, **sizes: float) -> dict[str, Any]:
-    """A row of the table; every row has every size, as Parquet's first row decides on the columns."""
+    """Returns a row of the table with all sizes, because Parquet takes the columns from the first row."""
     names = ("n_tokens", "d_in", "d_out", "batch", "context_len", "q_len", "prefix", "h_q", "h_kv", "d_h")
     return {"op": op, **{name: float(sizes[name]) if name in sizes else None for name in names},
             "time_us": max(float(time_us), _LEAST_US)}
 
 
 def _powers(most: int) -> list[int]:
-    """1, 1.4, 2, 2.8, … in whole numbers up to `most`."""
+    """Returns 1, 1.4, 2, 2.8, … rounded to integers, up to `most`."""
     halves = np.arange(0.0, np.log2(most), 0.5)
     return sorted({*np.rint(2.0 ** halves).astype(int).tolist(), int(most)})
 
 
 def _chip(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> dict[str, Any]:
-    """The chip's YAML: rates that whole iterations give, and what they do not tell, marked so."""
+    """Returns the chip's YAML: rates derived from whole iterations, and placeholders, marked as such."""
     dense = fitted.dense
     per_token = 2e6 * sum(layer.d_in * layer.d_out for layer in fused_linears(model, 1)) * model.layers
     slope = float((dense.values[-1] - dense.values[0]) / (dense.knots[-1] - dense.knots[0]))

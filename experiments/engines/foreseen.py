@@ -1,10 +1,11 @@
-"""The engine's clock and front end from requests' own times, by serving them again in the simulator.
+"""Fit of the engine's clock and front end to requests' own times, by simulating them.
 
-`fit_requests` searches host times under which the simulated requests have the TTFT (by length of prompt) and the TPOT
-that were recorded. A run of the simulator depends on them by chance as well (an arrival just before or just after an
-iteration begins), so that no single run decides: some are drawn from a box, the logarithms of what requests saw are
-taken as linear in them, without slopes that chance may have made, and the box shrinks around the best point. The slopes
-there tell how sure each figure is, and which figures such times do not tell apart; what nothing tells stays near 0.
+`fit_requests` searches for host times with which the simulated requests have the recorded TTFT (by
+length of prompt) and TPOT. Single simulations are noisy (an arrival falls just before or after the
+beginning of an iteration). So several are drawn from a box, the logarithms of the metrics are taken
+as linear in the host times, without insignificant slopes, and the box shrinks around the best
+point. The slopes there give each value's uncertainty, and values that the times cannot distinguish;
+undetermined values stay near 0.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import LONGEST_S, NO_HOST_TIME, EngineClock
 
 FIGURES = {"decode_s": 8e-3, "prefill_s": 16e-3, "prefill_token_s": 8e-6, "frontend_s": 20e-3}
-"""Figures that are searched, each with the width of the first box, from 0 on."""
+"""Values that are searched, each with the width of the first box, which begins at 0."""
 _WIDTHS = np.array(list(FIGURES.values()))
 FEWEST, NOISE, ALIKE, SURE, POOR = 30, 0.02, 0.9, 3.0, 0.15
-"""Requests that are needed; relative error of an average between two runs of one engine; correlation from which two
-figures are not told apart; standard errors of an uncertainty; relative error from which a fit is poor."""
+"""Fewest requests; relative noise of an average between runs of one engine; correlation from which
+two values are not distinguished; standard errors of an uncertainty; relative error of a poor
+fit."""
 _DRAWN, _ROUNDS, _SHRINKS, _TOWARDS_0 = 20, 8, 0.75, 0.003
 
 
 class Foreseen(NamedTuple):
-    """What requests tell: figures by name, in seconds, each with its uncertainty, root mean square of the relative
-    errors of averages that is left, and what is not told, in words."""
+    """A fit to requests: values by name, in seconds, with uncertainties, remaining RMS relative
+    error of averages, and notes on what is undetermined."""
 
     figures: dict[str, float]
     give_or_take: dict[str, float]
@@ -43,18 +45,18 @@ class Foreseen(NamedTuple):
         return described(self.figures, self.give_or_take)
 
     def clock(self, like: EngineClock = NO_HOST_TIME) -> EngineClock:
-        """A clock with these host times; the front end's is `frontend_s`."""
+        """Returns a clock with these host times; `frontend_s` is left out."""
         return replace(like, **{key: value for key, value in self.figures.items() if key != "frontend_s"})
 
     def seen(self, served: Served) -> Served:
-        """What requests see behind this front end."""
+        """Returns the times of requests behind this front end."""
         wait_s = self.figures["frontend_s"]
         return served._replace(ttft_s=served.ttft_s + wait_s, e2e_s=served.e2e_s + wait_s)
 
 
 class Load(NamedTuple):
-    """Requests of a run: what the simulator makes of them under a clock, what they saw, in the same order, and the
-    tokens of their prompts, int64[n]."""
+    """Requests of a run: a function that simulates them under a clock, their recorded times in the
+    same order, and their prompt tokens, int64[n]."""
 
     serve: Callable[[EngineClock], Served]
     real: Served
@@ -62,10 +64,11 @@ class Load(NamedTuple):
 
 
 def fit_requests(loads: Sequence[Load], like: EngineClock = NO_HOST_TIME) -> Foreseen:
-    """Host times under which the simulator gives what requests of one engine saw; `like` says what else its clock has.
+    """Fits host times with which the simulator reproduces one engine's request times; `like` has
+    the clock's other fields.
 
     Raises:
-        UserError: too few requests of a load, or of one token each.
+        UserError: a load has too few requests, or too few with several tokens.
     """
     for load in loads:
         if min(len(load.prompt_tokens), len(load.real.tpot_s)) < FEWEST:
@@ -74,7 +77,7 @@ def fit_requests(loads: Sequence[Load], like: EngineClock = NO_HOST_TIME) -> For
     thirds = [np.searchsorted(np.quantile(one.prompt_tokens, (1 / 3, 2 / 3)), one.prompt_tokens) for one in loads]
     reals = [_averages(load.real, third) for load, third in zip(loads, thirds, strict=True)]
     wanted = np.concatenate(reals)
-    # What a second of front end adds to each TTFT:
+    # Effect of a second of front end on each TTFT:
     waits = np.concatenate([np.arange(len(one)) < len(one) - 4 for one in reals]) / wanted
 
     def averages(host: np.ndarray) -> np.ndarray:
@@ -102,14 +105,18 @@ def fit_requests(loads: Sequence[Load], like: EngineClock = NO_HOST_TIME) -> For
 
 
 def _averages(seen: Served, third: np.ndarray) -> np.ndarray:
-    """TTFT: its mean, and the median of each third of prompts by length; TPOT: mean and quantiles. float64[8]."""
+    """Returns float64[8]: TTFT's mean, and median of each third of prompts by length; TPOT's mean and quantiles."""
     medians = [float(np.median(seen.ttft_s[third == number])) for number in np.unique(third)]
     return np.array([seen.ttft_s.mean(), *medians, seen.tpot_s.mean(), *np.quantile(seen.tpot_s, (0.1, 0.5, 0.9))])
 
 
 def _lines(at: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-    """Values, float64[n, m], as linear in places, [n, 3], those near the middle of the box (0) above all: constant and
-    slopes, [4, m], those within twice their standard error 0; and the root mean square of what chance adds."""
+    """Fits values, float64[n, m], as linear in places, [n, 3], weighted towards the middle of the
+    box (0).
+
+    Returns constant and slopes, [4, m], with slopes within two standard errors set to 0, and the
+    RMS of the noise.
+    """
     weights = 1.0 / (1.0 + (at ** 2).sum(axis=1, keepdims=True))
     terms = np.concatenate([np.ones((len(at), 1)), at], axis=1)
     rows, found, rest = weights * terms, np.zeros((terms.shape[1], values.shape[1])), np.zeros_like(values)
@@ -126,7 +133,7 @@ def _lines(at: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _best(lines: np.ndarray, waits: np.ndarray, low: np.ndarray, middle: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """The host times with the least errors of averages, in the box; a front end may be any."""
+    """Returns the host times in the box with the smallest errors of averages; the front end's time is unbounded."""
     from scipy.optimize import least_squares
 
     def errors(at: np.ndarray) -> np.ndarray:
@@ -138,7 +145,7 @@ def _best(lines: np.ndarray, waits: np.ndarray, low: np.ndarray, middle: np.ndar
 
 
 def _foreseen(point: np.ndarray, width: np.ndarray, slopes: np.ndarray, left: float, noise: float) -> Foreseen:
-    """The figures with what `slopes`, relative errors for the width of the box, say of them."""
+    """Returns the fit with uncertainties from `slopes`, the relative errors per width of the box."""
     covariance = noise ** 2 * np.linalg.inv(slopes.T @ slopes + 1e-4 * np.eye(len(point)))
     spread, notes = np.sqrt(np.diag(covariance)), []
     for (i, one), (j, other) in combinations(enumerate(FIGURES), 2):

@@ -1,11 +1,11 @@
-"""The engine's clock (`ooco_gym.perf.engine_clock`) fitted to measured iterations: what they take beyond the kernels.
+"""The engine's clock (`ooco_gym.perf.engine_clock`) fitted to measured iterations: their time
+beyond the kernels.
 
-Beyond what the chip's kernels take under a timing form, an iteration takes `decode_s` (of decodes alone) or
-`prefill_s + prefill_token_s * tokens` (with pieces of prompts), and `sequence_s` for each request that gets a token:
-least squares of errors relative to the prediction, nothing negative, disturbed iterations left out.
-
-Of an asynchronous engine the launch of an iteration delays the end of the one before, so that neighbours have something
-of each other's time; their sum is right. There `TOGETHER` iterations in a row count as one (column `group`).
+Beyond its kernels an iteration takes `decode_s` (decodes alone) or `prefill_s + prefill_token_s *
+tokens` (with prompt chunks), and `sequence_s` per request that gets a token. The fit is
+non-negative least squares of errors relative to the prediction, without disturbed iterations. On an
+asynchronous engine the launch of an iteration delays the end of the previous one, so that only
+their sum is right; there `TOGETHER` successive iterations count as one (column `group`).
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ CLOCK_FILE = "clock.yaml"
 
 
 class Timed(NamedTuple):
-    """An engine as its chip's cost table and its clock have it."""
+    """An engine as its chip's cost table and its clock."""
 
     table: CostTable
     clock: EngineClock
 
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Predicted times of iterations, from the columns of `iterations.parquet`, float64[n] in microseconds."""
+        """Returns predicted times of iterations, from the columns of `iterations.parquet`,
+        float64[n] in microseconds.
+        """
         return kernels_us(self.table, rows) + 1e6 * _terms(rows) @ [getattr(self.clock, name) for name in CONSTANTS]
 
 
 def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
-    """The time that the chip takes for iterations, float64[n] in microseconds.
+    """Returns the kernel times of iterations, float64[n] in microseconds.
 
-    Of pieces of prompts only sums are known: as many alike stand for them as have the same work, which is exact where
-    they have earlier context in proportion to their length (whole prompts have none).
+    Of prompt chunks only sums are known. They are replaced by equal chunks with the same work,
+    which is exact if their earlier context is proportional to their length (whole prompts have
+    none).
     """
     tokens, context, work = (rows[name].astype(np.float64) for name in (
         "prefill_tokens", "prefill_context_sum", "prefill_work"))
@@ -60,16 +63,16 @@ def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
 
 def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: str,
               like: EngineClock = NO_HOST_TIME) -> EngineClock:
-    """The clock that iterations tell.
+    """Fits a clock to iterations.
 
     Args:
         table: of the engine's chip and model.
         rows: columns of `iterations.parquet`, [n] each.
-        name, source: of the clock; what was measured, in words.
-        like: what the clock has besides host times.
+        name, source: of the clock; the source describes the measurement.
+        like: the clock's other fields.
 
     Raises:
-        UserError: iterations are too few, or all without prompts, or none of decodes alone.
+        UserError: too few iterations with prompts, or of decodes alone.
     """
     prompts = int((rows["n_prefill"] > 0).sum())
     if min(prompts, len(rows["n_prefill"]) - prompts) < len(CONSTANTS):
@@ -81,12 +84,12 @@ def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: 
 
 
 def mode_of(engine: Mapping[str, Any]) -> EngineClock:
-    """The engine's clock without host time: how it schedules, from `engine.json`."""
+    """Returns the engine's clock without host time, with its scheduling mode from `engine.json`."""
     return EngineClock(async_scheduling=bool(engine.get("asynchronous")))
 
 
 def groups(rows: dict[str, np.ndarray]) -> np.ndarray:
-    """Numbers of groups of at most `TOGETHER` iterations in a row without a pause, int64[n]."""
+    """Returns numbers of groups of at most `TOGETHER` successive iterations without a pause, int64[n]."""
     end_s = rows["began_s"] + 1e-6 * rows["time_us"]
     first = np.concatenate([[True], np.abs(rows["began_s"][1:] - end_s[:-1]) > _PAUSE_S])
     run = np.cumsum(first) - 1
@@ -95,7 +98,7 @@ def groups(rows: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def summed(rows: dict[str, np.ndarray], values: np.ndarray) -> np.ndarray:
-    """Values of iterations, [n] or [n, m]; sums over each group where rows are of an asynchronous engine."""
+    """Returns values of iterations, [n] or [n, m], summed over each group for an asynchronous engine."""
     if "group" not in rows:
         return values
     _, place = np.unique(rows["group"], return_inverse=True)
@@ -105,10 +108,12 @@ def summed(rows: dict[str, np.ndarray], values: np.ndarray) -> np.ndarray:
 
 
 def robust_nnls(terms: np.ndarray, times: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
-    """Weights of at least 0, float64[m], by which `terms`, float64[n, m], come with `known` nearest to `times`.
+    """Returns non-negative weights, float64[m], with which `terms`, float64[n, m], plus `known`
+    approximate `times`.
 
-    Least squares of errors relative to the prediction: relative to the measurement, they would draw the fit to the
-    quick ones among equal iterations. What takes more than twice as long as predicted was disturbed, and is left out.
+    The fit is least squares of errors relative to the prediction; relative to the measurement, it
+    would favour the fastest of equal iterations. Iterations over twice the prediction count as
+    disturbed and are excluded.
     """
     from scipy.optimize import nnls
 
@@ -122,7 +127,7 @@ def robust_nnls(terms: np.ndarray, times: np.ndarray, known: np.ndarray | float 
 
 
 def write_clock(path: Path, clock: EngineClock) -> Path:
-    """Writes a clock that `cluster.engine_clock=FILE` reads."""
+    """Writes a clock for `cluster.engine_clock=FILE`."""
     values: dict[str, Any] = {key: float(f"{value:.3g}") if isinstance(value, float) else value
                               for key, value in asdict(clock).items()}
     with atomic_write(path) as temporary:
@@ -131,7 +136,7 @@ def write_clock(path: Path, clock: EngineClock) -> Path:
 
 
 def described(figures: Mapping[str, float], give_or_take: Mapping[str, float] | None = None) -> str:
-    """Figures of a clock in words, with their uncertainties where there are any."""
+    """Returns the values of a clock in words, with uncertainties if known."""
     return ", ".join(f"{key} {1e3 * value:.3g}" + (f" ± {1e3 * give_or_take[key]:.2g}" if give_or_take else "") + " ms"
                      for key, value in figures.items())
 

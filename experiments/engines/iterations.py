@@ -1,10 +1,10 @@
 """A formula fitted to the measured iterations of an engine.
 
-Whole iterations are fitted in microseconds, as a sum of what the batch holds: an iteration takes `step` (with `pieces`
-more where it computes pieces of prompts) `+ dense(tokens) + sequence * sequences + prompt * prompts + work * sum(q kv)
-+ context * sum(kv) + decode(requests) + decode_context * sum(context)`, over prompts with `q` new tokens and `kv` of
-context, and over decoding requests. `dense` and `decode` run straight between knots and fall nowhere; nothing is
-negative.
+Whole iterations are fitted in microseconds: an iteration takes `step` (plus `pieces` with prompt
+chunks) `+ dense(tokens) + sequence * sequences + prompt * prompts + work * sum(q kv) + context *
+sum(kv) + decode(requests) + decode_context * sum(context)`, over prompts with `q` new tokens and
+`kv` of context, and over decoding requests. `dense` and `decode` are piecewise linear and do not
+fall; nothing is negative.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ NEEDED = ("tokens", "n_decode", "prefill_tokens", *_SUMS, "time_us", "began_s")
 
 
 class Curve(NamedTuple):
-    """Straight between knots, 0 at the first of them, and as steep beyond the last as before it."""
+    """A piecewise linear curve, 0 at its first knot, extrapolated with its last slope."""
 
     knots: np.ndarray
     values: np.ndarray
 
     def plain(self) -> dict[str, list[float]]:
-        """Its knots and values as plain figures."""
+        """Returns knots and values as lists."""
         return {"knots": self.knots.tolist(), "values": self.values.tolist()}
 
     def at(self, sizes: np.ndarray) -> np.ndarray:
-        """Values at sizes, float64[n]."""
+        """Returns values at sizes, float64[n]."""
         slope = (self.values[-1] - self.values[-2]) / (self.knots[-1] - self.knots[-2])
         return np.interp(sizes, self.knots, self.values) + slope * np.maximum(0.0, sizes - self.knots[-1])
 
@@ -43,14 +43,14 @@ class StepModel(NamedTuple):
     """A fitted engine; times in microseconds.
 
     Attributes:
-        step: of any iteration.
-        pieces: of one that computes pieces of prompts, besides.
-        sequence: for each sequence that gets a token.
-        prompt: for each prompt, or piece of one.
-        work: for each unit of `sum(q * kv)` over prompts.
-        context: for each token of the prompts' contexts.
-        decode_context: for each token of the contexts of decoding requests.
-        dense: by tokens; that of a single token is in `step`.
+        step: per iteration.
+        pieces: per iteration with prompt chunks, additionally.
+        sequence: per sequence that gets a token.
+        prompt: per prompt or chunk.
+        work: per unit of `sum(q * kv)` over prompts.
+        context: per token of the prompts' contexts.
+        decode_context: per token of the decodes' contexts.
+        dense: by tokens; a single token's is in `step`.
         decode: by decoding requests.
     """
 
@@ -65,7 +65,7 @@ class StepModel(NamedTuple):
     decode: Curve
 
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Predicted times of iterations, from the columns of `iterations.parquet`."""
+        """Returns predicted times of iterations, from the columns of `iterations.parquet`."""
         factors = (self.sequence, self.prompt, self.work, self.context, self.decode_context)
         total = self.step + self.pieces * (rows["n_prefill"] > 0)
         total = total + self.dense.at(rows["tokens"]) + self.decode.at(rows["n_decode"])
@@ -73,11 +73,12 @@ class StepModel(NamedTuple):
 
 
 def read_iterations(path: Path, asynchronous: bool = False) -> dict[str, np.ndarray]:
-    """The columns that fits need, with `repeat` and `label`, of an `iterations.parquet`; of an asynchronous engine with
-    `group` (`host.groups`), which fits and errors sum over.
+    """Reads the columns needed for fits, with `repeat` and `label`, from an `iterations.parquet`.
+
+    For an asynchronous engine `group` is added (`host.groups`), over which fits and errors sum.
 
     Raises:
-        UserError: there is none, or it lacks a column.
+        UserError: the file or a column is missing.
     """
     table = read_measured(path)
     for name in NEEDED:
@@ -110,7 +111,7 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
 
 
 def errors(model: StepModel | Timed, rows: dict[str, np.ndarray]) -> dict[str, float]:
-    """The errors of predictions of measured iterations: MAPE, p95 and worst, bias of the sum; in percent."""
+    """Returns prediction errors on measured iterations: MAPE, p95 and worst, bias of the sum; in percent."""
     predicted, measured = summed(rows, model.time_us(rows)), summed(rows, rows["time_us"])
     relative = 100.0 * np.abs(predicted / measured - 1.0)
     return {"iterations": float(len(rows["time_us"])), "mape": float(relative.mean()),
@@ -119,11 +120,11 @@ def errors(model: StepModel | Timed, rows: dict[str, np.ndarray]) -> dict[str, f
 
 
 MOST_BIAS, MOST_MAPE = 10.0, 15.0
-"""Errors in percent beyond which a fit is doubted."""
+"""Errors in percent above which a fit is unreliable."""
 
 
 def doubts(found: dict[str, float], what: str) -> list[str]:
-    """Says that a fit with such errors (`errors`) is not to be relied on; empty where it may be."""
+    """Returns a warning about a fit with unreliable `errors`; empty if they are small."""
     if abs(found["bias"]) <= MOST_BIAS and found["mape"] <= MOST_MAPE:
         return []
     return [f"{what} are {found['mape']:.0f} % off in the mean and {found['bias']:+.0f} % in all: do not rely on this "
@@ -132,7 +133,7 @@ def doubts(found: dict[str, float], what: str) -> list[str]:
 
 
 def held_out(rows: dict[str, np.ndarray]) -> dict[str, float]:
-    """Errors on each pass of the design by a fit to the others (a pass has sizes of its own)."""
+    """Returns errors on each pass of the design by a fit to the others (each pass has its own sizes)."""
     passes = np.unique(rows["repeat"]) if "repeat" in rows else ()
     if len(passes) < 2:
         return {}
@@ -148,12 +149,12 @@ def held_out(rows: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def select(rows: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
-    """The iterations of a mask."""
+    """Returns the iterations of a mask."""
     return {name: values[which] for name, values in rows.items()}
 
 
 def summary(model: StepModel) -> dict[str, Any]:
-    """The model as plain figures."""
+    """Returns the model as plain values."""
     found: dict[str, Any] = {}
     for name, value in model._asdict().items():
         found[name] = value.plain() if isinstance(value, Curve) else value
@@ -161,7 +162,7 @@ def summary(model: StepModel) -> dict[str, Any]:
 
 
 def _knots(sizes: np.ndarray, first: int, factor: float) -> np.ndarray:
-    """`first` (0 or 1), 1, `factor`, `factor` squared, … up to the largest size."""
+    """Returns `first` (0 or 1), 1, `factor`, `factor` squared, … up to the largest size."""
     most = max(first + 1, int(sizes.max()))
     powers = factor ** np.arange(np.ceil(np.log(most) / np.log(factor)))
     return np.unique([first, *powers[powers < most], most]).astype(np.float64)
@@ -174,7 +175,7 @@ def _terms(rows: dict[str, np.ndarray], knots: np.ndarray, requests: np.ndarray)
 
 
 def _ramps(sizes: np.ndarray, knots: np.ndarray) -> np.ndarray:
-    """The part of each interval between knots that lies below a size: float64[n, intervals]."""
+    """Returns the part of each interval between knots that lies below a size, float64[n, intervals]."""
     return np.clip(sizes.astype(np.float64)[:, None] - knots[:-1], 0.0, np.diff(knots))
 
 

@@ -1,8 +1,8 @@
-"""A run of a real engine as it was recorded: its settings, its requests, their prompts, and its log by seconds.
+"""A recorded run of a real engine: its settings, requests, prompts, and its log by seconds.
 
-`experiments.engines.replay` serves it again; docs/calibration.md says what the folder holds. Which prompts begin alike
-is what an engine that keeps prefixes need not compute: hashes as in trace files (docs/traces.md), one for each 512
-tokens of a prompt. A run says them itself, or gives the token ids of its prompts, from which they are numbered.
+`experiments.engines.replay` simulates it; docs/calibration.md describes the folder. Shared prefixes
+of prompts are given by hashes as in trace files (docs/traces.md), one per 512 prompt tokens. They
+are a column of the run, or derived from the token ids of its prompts.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Recorded:
     """One recorded run.
 
     Attributes:
-        folder: where it lies.
+        folder: of the run.
         engine: `engine.json`.
-        requests: by column, sorted by arrival; times in seconds, from the first arrival on.
-        curves: `t_s, running, waiting, kv_percent` as the engine logged them; empty where it did not.
-        prompts: which of the requests begin alike, as `Trace.prefix_hashes`; None where nothing says it.
-        failed: requests without a token or without times; they are left out.
+        requests: by column, sorted by arrival; times in seconds from the first arrival.
+        curves: `t_s, running, waiting, kv_percent` from the engine's log; empty without one.
+        prompts: hashes of shared prefixes, as `Trace.prefix_hashes`; None: unknown.
+        failed: excluded requests without a token or times.
     """
 
     folder: Path
@@ -50,15 +50,17 @@ class Recorded:
 
 
 def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
-    """Reads `requests.parquet` (or another `requests.*`), `engine.json` and, where it is there, `timeseries.csv`.
+    """Reads `requests.parquet` (or another `requests.*`), `engine.json` and, if present,
+    `timeseries.csv`.
 
     Args:
-        folder: where they are.
-        prompts: file of JSON lines with the prompts' token ids, in the order of the requests' rows; None: what the
-            requests say.
+        folder: of these files.
+        prompts: file of JSON lines with the prompts' token ids, in the order of the requests' rows;
+            None: the requests' own column.
 
     Raises:
-        UserError: a file, column or setting is missing, times are impossible, or prompts are not those of the requests.
+        UserError: a file, column or setting is missing, times are impossible, or prompts do not
+            match the requests.
     """
     engine, table = _settings(folder / "engine.json"), _requests(folder)
     if table.form is None:
@@ -89,14 +91,14 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
 
 
 def _requests(folder: Path) -> Table:
-    """The file of requests: `requests.parquet`, or the first other one of that name."""
+    """Reads the file of requests: `requests.parquet`, or else the first `requests.*`."""
     others = [path for path in sorted(folder.glob("requests.*")) if path.suffix != ".parquet"]
     own = folder / "requests.parquet"
     return read_table(own if own.is_file() or not others else others[0])
 
 
 def _unfolded(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Requests of a nested form (`workload.unfolding`), and which of them got tokens, bool[n]."""
+    """Returns the requests of a nested form (`workload.unfolding`), and a mask of those with tokens, bool[n]."""
     form = FORMATS[str(table.form)]
     fields = (*REQUESTS[:3], "ttft_s", "e2e_s")
     for field in fields:
@@ -124,7 +126,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _columns(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Columns of finite numbers by name, float64[rows] each."""
+    """Returns columns of finite numbers by name, float64[rows] each."""
     columns = {}
     for name in names:
         if name not in table.columns:
@@ -135,8 +137,7 @@ def _columns(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _hashes(table: Table, prompt_tokens: np.ndarray) -> Hashes | None:
-    """The hashes by which a table says which prompts (int64[n] tokens) begin alike; None where it has no such column.
-    """
+    """Returns the prefix hashes in a table for prompts of int64[n] tokens; None without such a column."""
     name = next((name for name in (HASHES, *TOKEN_IDS) if name in table.columns), None)
     if name is None:
         return None
@@ -155,7 +156,7 @@ def _hashes(table: Table, prompt_tokens: np.ndarray) -> Hashes | None:
 
 
 def hashes_of(prompts: Sequence[Sequence[int]]) -> Hashes:
-    """Numbers the blocks of prompts, given as token ids, so that equal numbers mean an equal beginning."""
+    """Numbers the blocks of prompts, given as token ids, such that equal numbers mean an equal prefix."""
     numbers: dict[tuple[int, bytes], int] = {}
     lists = []
     for prompt in prompts:

@@ -1,7 +1,8 @@
-"""`ooco-gym calibrate replay run=DIR`: a run of a real engine, request by request, served again by the simulator.
+"""`ooco-gym calibrate replay run=DIR`: replays a real engine's run in the simulator, request by
+request.
 
-The folder's requests are simulated on a chip that ships or was calibrated, under each timing form, and both drawn side
-by side (docs/validity.md).
+The requests are simulated on a chip, shipped or calibrated, under each timing form, and compared
+with the record (docs/validity.md).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def model_of(run: Recorded, given: str | None) -> str:
-    """The model: as given, else the one that `engine.json` names.
+    """Returns the given model, else the one that `engine.json` names.
 
     Raises:
         UserError: neither names a model of ours.
@@ -48,10 +49,10 @@ def model_of(run: Recorded, given: str | None) -> str:
 
 
 def chip_of(run: Recorded, given: Any) -> str:
-    """The chip: as given, else the one of ours whose name `engine.json` has in `gpu`.
+    """Returns the given chip, else the one that `engine.json` names in `gpu`.
 
     Raises:
-        UserError: nothing says which it was.
+        UserError: the chip is unknown.
     """
     if isinstance(given, str):
         return given
@@ -64,7 +65,7 @@ def chip_of(run: Recorded, given: Any) -> str:
 
 
 def degree_of(run: Recorded) -> int:
-    """Chips over which the engine split the model."""
+    """Returns the number of chips over which the engine split the model."""
     return int(run.engine.get("tensor_parallel", 1))
 
 
@@ -73,18 +74,22 @@ def _plain(name: str) -> str:
 
 
 def measured(run: Recorded) -> Served:
-    """The times that the requests saw in the recorded run."""
+    """Returns the request times of the recorded run."""
     rows = run.requests
     return served(rows["arrival_s"], rows["first_token_s"], rows["last_token_s"], rows["output_tokens"])
 
 
 def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any = None) -> Again:
-    """Serves the recorded requests again on a chip (name or YAML file), with a model (or a mapping) and a form;
-    `clock` is host time beside the chip's (`cluster.engine_clock`); None: none, scheduled as `engine.json` says."""
+    """Simulates the recorded requests on a chip (name or YAML file), with a model (or a mapping)
+    and a timing form.
+
+    `clock` is host time besides the chip's (`cluster.engine_clock`); None: none, scheduled as in
+    `engine.json`.
+    """
     engine = run.engine
     policy = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
               **release_of(engine)}
-    # One that was preempted finds what is left of its own blocks, too.
+    # A preempted request also finds its own remaining blocks.
     policy["prefix_caching"] = "on" if engine.get("prefix_caching") else "off"
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
                "max_batch": engine["max_num_seqs"], "engine_clock": clock or asdict(mode_of(engine)),
@@ -93,16 +98,17 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any =
 
 
 def trace_of(run: Recorded) -> Trace:
-    """The recorded requests, all of them online, with what their prompts have in common where that is known."""
+    """Returns the recorded requests, all online, with shared prefixes if known."""
     rows = run.requests
     return Trace(arrival_s=rows["arrival_s"], prompt_tokens=rows["prompt_tokens"].astype(np.int32),
                  output_tokens=rows["output_tokens"].astype(np.int32), prefix_hashes=run.prompts)
 
 
 def release_of(engine: dict[str, Any]) -> dict[str, str]:
-    """`engine_version`, where `engine.json` names a release of vLLM, such as "vLLM 0.19.0": its schedule is followed.
+    """Returns `engine_version` if `engine.json` names a release of vLLM, such as "vLLM 0.19.0",
+    whose schedule is followed.
 
-    A release before all that are known is served by the oldest of them.
+    A release older than all known ones is simulated as the oldest of these.
     """
     named = _named_release(engine)
     if not named:
@@ -114,13 +120,13 @@ def release_of(engine: dict[str, Any]) -> dict[str, str]:
 
 
 def _named_release(engine: dict[str, Any]) -> str:
-    """The release in `engine`, such as 0.19.0; '' where it names none."""
+    """Returns the release in `engine`, such as 0.19.0; '' if there is none."""
     named = re.search(r"vllm\D*(\d+(?:\.\d+)+)", str(engine.get("engine", "")), re.IGNORECASE)
     return named[1] if named else ""
 
 
 def _older_release(engine: dict[str, Any]) -> list[str]:
-    """Says which schedule stands in for that of a release older than all that are known."""
+    """Returns a note on the schedule that replaces that of an older, unknown release."""
     named = _named_release(engine)
     try:
         engine_version_of(named or ENGINE_VERSIONS[-1])
@@ -133,7 +139,7 @@ def _older_release(engine: dict[str, Any]) -> list[str]:
 SCHEMA = "ooco-gym/replay/1"
 SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 KINDS = {"mean": "means", "p99": "99th percentiles"}
-"""Averages that are printed; `summary.json` has medians too."""
+"""Averages that are printed; `summary.json` also has medians."""
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -175,13 +181,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _others(cfg: DictConfig) -> list[Recorded]:
-    """Further runs of the same engine."""
+    """Reads further runs of the same engine."""
     folders = [cfg.also] if isinstance(cfg.also, str) else cfg.also or ()
     return [read_run(Path(str(folder)).expanduser().absolute()) for folder in folders]
 
 
 def fit_host(runs: list[Recorded], chip: str, model: Any, timings: list[str], out: Path) -> dict[str, Foreseen]:
-    """Host times by timing form, fitted to the requests' own times; written to `out` as engine clocks."""
+    """Fits host times by timing form to the requests' own times; writes them to `out` as engine clocks."""
     fits, like = {}, mode_of(runs[0].engine)
     for timing in timings:
         def load(run: Recorded, timing: str = timing) -> Load:
@@ -202,12 +208,12 @@ def _clock_file(out: Path, timing: str) -> Path:
 
 
 def _said_of(fits: dict[str, Foreseen]) -> list[str]:
-    """What requests did not tell of host times; by timing form, where there are several."""
+    """Returns notes on undetermined host times, by timing form."""
     return [f"timing={timing}: {sentence}" for timing, fit in fits.items() for sentence in fit.notes]
 
 
 def _unknown_prompts(run: Recorded) -> list[str]:
-    """Says that an engine kept prefixes of prompts that nothing is known of."""
+    """Returns a note if the engine had prefix caching, but the prompts' shared prefixes are unknown."""
     if run.prompts is not None or not run.engine.get("prefix_caching"):
         return []
     return ["the engine kept prefixes (prefix_caching in engine.json), and nothing says which prompts begin alike: "
@@ -216,7 +222,7 @@ def _unknown_prompts(run: Recorded) -> list[str]:
 
 
 def _allreduce(run: Recorded, chip: str) -> list[str]:
-    """Says which all-reduce stands in where the model was split and the folder has none."""
+    """Returns a note on the assumed all-reduce if the model was split and none was measured."""
     spec, chips = load_chip(chip), degree_of(run)
     table = measurements(spec)
     if chips == 1 or not spec.allreduce_bytes_per_s or (table and table.all_reduce(chips)):
@@ -227,15 +233,15 @@ def _allreduce(run: Recorded, chip: str) -> list[str]:
 
 
 def _split(run: Recorded, tp: Any) -> Recorded:
-    """The run with another tensor-parallel degree than `engine.json` says."""
+    """Returns the run with another tensor-parallel degree than in `engine.json`."""
     return replace(run, engine={**run.engine, "tensor_parallel": whole_number("tp", tp, 1)})
 
 
 def forms_of(chip: str, asked: Any) -> list[str]:
-    """The timing forms to simulate: as asked, else all that the chip has.
+    """Returns the timing forms to simulate: the given ones, else all that the chip has.
 
     Raises:
-        UserError: there is none of a name, or the chip has no tables, without which `measured` would be another form.
+        UserError: an unknown form, or `measured` for a chip without tables.
     """
     forms = [str(name) for name in asked or (*(["measured"] if load_chip(chip).tables else []), "extended", "ooco")]
     for name in forms:
@@ -249,12 +255,13 @@ def forms_of(chip: str, asked: Any) -> list[str]:
 
 def replay(run: Recorded, chip: str, model: Any, timings: list[str],
            host: Any = None) -> tuple[dict[str, Any], dict[str, Again]]:
-    """Simulates a run under several timing forms; `host` is host time beside the chip's (`cluster.engine_clock`), or
-    what `fit_host` found.
+    """Simulates a run under several timing forms.
+
+    `host` is host time besides the chip's (`cluster.engine_clock`), or the result of `fit_host`.
 
     Returns:
-        By form, means, medians and 99th percentiles of both in milliseconds with the error in percent, and what was
-        simulated.
+        By form, means, medians and 99th percentiles of both in milliseconds with the error in
+        percent, and the simulations.
     """
     real = measured(run)
     simulated = {}
@@ -270,7 +277,7 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str],
 
 
 def table(run: Recorded, found: dict[str, Any], kind: str = "mean") -> Table:
-    """One average of each of `SHOWN`, recorded and simulated."""
+    """Returns a table of one average of each of `SHOWN`, recorded and simulated."""
     first = next(iter(found.values()))
     recorded: list[str] = []
     for key in SHOWN:

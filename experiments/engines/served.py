@@ -1,4 +1,4 @@
-"""Requests that a real engine served, served again by the simulator, and how far the two are apart."""
+"""Requests served by a real engine, their simulation, and the differences."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ooco_gym.workload import Trace, write_trace
 from ooco_gym.workload.table_reader import read_table
 
 _PATIENCE_S = 1e5
-"""Promise for a whole request, so lax that none is given up."""
+"""SLO for a whole request, so lax that no request is given up."""
 
 AVERAGES = {"median": np.median, "mean": np.mean, "p99": lambda seconds: np.percentile(seconds, 99)}
 
 
 class Served(NamedTuple):
-    """What requests saw, in seconds, float64[n]; TPOT is of those with more than one token, float64[m]."""
+    """Times of requests in seconds, float64[n]; TPOT only of requests with several tokens, float64[m]."""
 
     ttft_s: np.ndarray
     tpot_s: np.ndarray
@@ -33,25 +33,26 @@ class Served(NamedTuple):
 
 
 def served(arrival_s: np.ndarray, first_s: np.ndarray, last_s: np.ndarray, tokens: np.ndarray) -> Served:
-    """From times of arrival, first and last token."""
+    """Returns request times from arrival, first and last token."""
     several = tokens > 1
     tpot_s = (last_s - first_s)[several] / (tokens[several] - 1)
     return Served(first_s - arrival_s, tpot_s, last_s - arrival_s)
 
 
 def read_measured(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a file of what `ooco-gym calibrate measure` measured.
+    """Returns the columns of a file written by `ooco-gym calibrate measure`.
 
     Raises:
-        UserError: it is not there, or cannot be read.
+        UserError: the file is missing or unreadable.
     """
     return {name: column.to_numpy() for name, column in read_table(path).columns.items()}
 
 
 class Again(NamedTuple):
-    """The result of simulating requests: each of them, over time (`t_s, running, waiting, kv_percent`), and in all.
+    """Result of simulating requests: their times, curves over time (`t_s, running, waiting,
+    kv_percent`), and totals.
 
-    `cached_tokens` are those of prompts that were found in memory when their requests were first admitted.
+    `cached_tokens` are prompt tokens that were cached when their requests were first admitted.
     """
 
     served: Served
@@ -62,14 +63,14 @@ class Again(NamedTuple):
 
 
 def serve_again(trace: Trace, cluster: dict[str, Any], policy: dict[str, Any], timing: Any, end_s: float) -> Again:
-    """Serves requests that a real engine served once more, by the simulator under vLLM's own schedule.
+    """Simulates requests that a real engine served, under vLLM's own schedule.
 
     Args:
-        trace: the requests, all of them online.
+        trace: the requests, all online.
         cluster: one mixed instance with the engine's blocks.
         policy: parameters of `vllm_fcfs`: the engine's limits.
-        timing: form of the latencies, as `Scenario` has it.
-        end_s: when the engine was done.
+        timing: timing form, as in `Scenario`.
+        end_s: time when the engine was done.
 
     Raises:
         UserError: a request does not fit the engine's blocks.
@@ -98,7 +99,9 @@ def serve_again(trace: Trace, cluster: dict[str, Any], policy: dict[str, Any], t
 
 
 def compare(real: Served, simulated: Served) -> dict[str, float]:
-    """Medians, means and 99th percentiles of both in milliseconds, and the simulation's error in percent."""
+    """Returns medians, means and 99th percentiles of both in milliseconds, and the simulation's
+    error in percent.
+    """
     found = {}
     for name, ours, theirs in zip(("ttft", "tpot", "e2e"), simulated, real, strict=True):
         for kind, average in AVERAGES.items():
@@ -113,8 +116,11 @@ PARTS = {"running": "running requests", "waiting": "waiting requests", "kv_perce
 
 def served_plots(real: Served, simulated: Mapping[str, Again], curves: Mapping[str, np.ndarray], end_s: float
                  ) -> list[Plot]:
-    """TTFT and end to end of each request, simulated over recorded, and `PARTS` over time, a colour for each timing
-    form; recorded curves, where there are any, are grey."""
+    """Returns plots of each request's TTFT and end-to-end time, simulated over recorded, and of
+    `PARTS` over time.
+
+    Each timing form has a colour; recorded curves, if any, are grey.
+    """
     plots = []
     for title, key in (("TTFT of each request (s): simulated over recorded", "ttft_s"),
                        ("end to end (s): simulated over recorded", "e2e_s")):
