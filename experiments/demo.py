@@ -107,9 +107,7 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Plot]:
-    """Returns a plot of each search's best score so far on validation windows over generations,
-    relative to the reference.
-    """
+    """Returns a plot of each search's best validation score over generations, relative to the reference."""
     traces = []
     for name in found:
         with (out / name / "generations.csv").open(newline="", encoding="utf-8") as file:

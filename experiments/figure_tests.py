@@ -51,9 +51,7 @@ def judged(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def estimate(values: np.ndarray, seeds: int) -> dict[str, Any]:
-    """Returns a number with its interval (`mean`, `low`, `high`) from a row's values
-    (`experiments.figure_points.Row`).
-    """
+    """Returns a number with its interval (`mean`, `low`, `high`) from a row's values (`Row`)."""
     if seeds in (0, len(values)):
         return spread(values)
     return dict(zip(("mean", "low", "high"), resampled_estimate(values, seeds), strict=True))
@@ -110,9 +108,7 @@ def _groups(rows: Sequence[Row], apart: set[str]) -> list[list[Row]]:
 
 
 def _taken(values: np.ndarray, take: str) -> np.ndarray:
-    """Returns the mean of values (points, seeds) over points, or the values of the point with the
-    most or least mean.
-    """
+    """Returns the mean of values (points, seeds) over points, or those of the point with the extreme mean."""
     if take == "mean":
         return values.mean(axis=0)
     means = np.where(np.isfinite(values.mean(axis=1)), values.mean(axis=1), np.nan)
@@ -135,9 +131,7 @@ def _compared(test: Test, rows: Sequence[Row]) -> np.ndarray:
 
 
 def _over(a: np.ndarray, b: np.ndarray, row: Row) -> np.ndarray:
-    """Returns ratios; for resamples in which `b` sustains nothing the ratio is `MOST`, or 1 if `a`
-    sustains nothing, too.
-    """
+    """Returns ratios; in a resample where `b` sustains nothing `MOST`, or 1 if `a` does neither."""
     ratios = np.divide(a, b, out=np.full(a.shape, np.nan), where=b != 0)
     if row.seeds in (0, a.shape[-1]):
         return ratios

@@ -174,9 +174,7 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
 
 
 def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None, float | None, float | None]:
-    """Returns offline tokens per second over the baseline's, paired by resample; None if the
-    baseline sustains nothing.
-    """
+    """Returns offline tokens over the baseline's, paired by resample; None if that sustains nothing."""
     if over.total_tokens_per_s <= 0:
         return None, None, None
     if seeds < 2 or (over.tokens <= 0).any():
@@ -269,9 +267,7 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 def summed_up(schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
               jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the command's summary (`docs/outputs.md`) with `more`; prints it, and writes a page
-    if there are rows.
-    """
+    """Returns, prints and, if there are rows, writes as a page the command's summary with `more`."""
     seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].tpot_from,

@@ -143,9 +143,7 @@ def _timing_of(scenario: Scenario) -> str:
 
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
-    """Searches for the largest factor at which the reference policy alone stays within
-    `plan.over_floor` of the floor.
-    """
+    """Searches for the largest factor at which the reference policy stays within `plan.over_floor`."""
     floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
     where = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:

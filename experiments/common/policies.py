@@ -88,9 +88,7 @@ def check_names(where: str, given: Mapping[str, Any]) -> None:
 
 # --- Policies -------------------------------------------------------------------------------------------------------
 def policy_identity(policy: str) -> dict[str, Any]:
-    """Returns everything that a policy's decisions depend on: name, parameters, weights, and
-    digests of foreign rules.
-    """
+    """Returns all that a policy's decisions depend on: name, parameters, weights, foreign rules' digests."""
     known = get_policy(policy)
     rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
              if (rule := getattr(known, name)) is not None]

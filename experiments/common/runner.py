@@ -117,9 +117,7 @@ class Jobs:
         return [one.result() for one in asked]
 
     def at_once(self, ask: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Returns the results of `ask` for all items, in parallel threads that wait for
-        simulations; an error ends all.
-        """
+        """Returns `ask`'s results for all items, in threads that wait for simulations; an error ends all."""
         with ThreadPoolExecutor(len(items)) as threads:
             asked = [threads.submit(ask, item) for item in items]
             try:
@@ -147,9 +145,7 @@ class Jobs:
             yield
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
-        """Stores and passes on a result; errors of storing are passed on, too, because callers
-        would wait forever.
-        """
+        """Stores and passes on a result, or an error of storing: callers would wait forever without it."""
         error = CancelledError() if computed.cancelled() else computed.exception()
         try:
             if error is None:
@@ -174,9 +170,7 @@ def _told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
-    """Returns a digest of all that a result of `run` depends on: scenario, policy, files that they
-    name, and code.
-    """
+    """Returns a digest of what a result of `run` depends on: scenario, policy, their files and code."""
     function = run.func if isinstance(run, partial) else run
     arguments = repr((run.args, run.keywords)) if isinstance(run, partial) else ""
     described = scenario.describe()

@@ -1,6 +1,4 @@
-"""Sizes of a cluster: its instances multiplied, each split between roles measured, and the fewest
-within the limits.
-"""
+"""Sizes of a cluster: its instances multiplied, all their splits, and the fewest within the limits."""
 
 from __future__ import annotations
 

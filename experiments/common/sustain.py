@@ -141,16 +141,12 @@ class Sustained:
 
     @property
     def rate(self) -> float:
-        """Sustainable offline rate, requests per second: the median over resamples; 0 if not even
-        rate 0 is sustainable.
-        """
+        """Sustainable offline rate, requests per second: the median over resamples; 0 if there is none."""
         return float(np.median(self.rates))
 
     @property
     def held(self) -> float:
-        """The highest simulated rate within the limits on average over seeds, where a policy's
-        other metrics are taken.
-        """
+        """The highest simulated rate within the limits on average, at which other metrics are taken."""
         return self.crossing.best.rate if self.crossing.best else 0.0
 
     @property

@@ -78,9 +78,7 @@ def _linear_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) ->
 
 
 def _attention_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns rows of one layer's attention: decode by requests and mean context, prefill by new
-    and earlier tokens.
-    """
+    """Returns rows of one layer's attention: decode by requests and context, prefill by new and old tokens."""
     heads = {"h_q": model.heads, "h_kv": model.kv_heads, "d_h": model.head_dim}
     longest, budget = engine["max_model_len"], engine["max_num_batched_tokens"]
     rows = [_row("attn_decode", (requests_us + fitted.decode_context * batch * context) / model.layers, batch=batch,

@@ -37,9 +37,7 @@ class Timed(NamedTuple):
     clock: EngineClock
 
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns predicted times of iterations, from the columns of `iterations.parquet`,
-        float64[n] in microseconds.
-        """
+        """Returns predicted times from the columns of `iterations.parquet`, float64[n] in microseconds."""
         return kernels_us(self.table, rows) + 1e6 * _terms(rows) @ [getattr(self.clock, name) for name in CONSTANTS]
 
 

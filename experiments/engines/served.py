@@ -99,9 +99,7 @@ def serve_again(trace: Trace, cluster: dict[str, Any], policy: dict[str, Any], t
 
 
 def compare(real: Served, simulated: Served) -> dict[str, float]:
-    """Returns medians, means and 99th percentiles of both in milliseconds, and the simulation's
-    error in percent.
-    """
+    """Returns `AVERAGES` of both in milliseconds, and the simulation's error in percent."""
     found = {}
     for name, ours, theirs in zip(("ttft", "tpot", "e2e"), simulated, real, strict=True):
         for kind, average in AVERAGES.items():

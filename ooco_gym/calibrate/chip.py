@@ -125,9 +125,7 @@ def _to_four_figures(value: Any) -> Any:
 
 
 def chip_named(device: str) -> str:
-    """Returns the chip of a device's name, without the table's prefix and the socket's suffix; ''
-    if there is none.
-    """
+    """Returns the chip of a device's name, without prefix and socket suffix; '' if there is none."""
     name = plain(device)
     for prefix in ("vidur_", "nvidia_"):
         name = name.removeprefix(prefix)

@@ -83,9 +83,7 @@ class Operator(NamedTuple):
 
 def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
         start: Mapping[str, float] | None = None) -> Fitted:
-    """Fits an operator to its clean rows within the chip's peaks, from another fit's parameters
-    `start`, or several starts.
-    """
+    """Fits an operator to clean rows within the chip's peaks, from `start` or several starts."""
     menu, free = operator.menu(rows, chip), started(operator.free(rows, chip), start)
     choice = menu[0]
     if len(menu) > 1:
@@ -158,9 +156,7 @@ def _one_shape(op: str, rows: Rows) -> bool:
 
 
 def _folds_by_kind(rows: Rows) -> np.ndarray:
-    """Returns folds of shapes, int64[n], within each kind of element-wise operators, so that every
-    fit sees each kind.
-    """
+    """Returns folds of shapes, int64[n], within each kind, so that every fit sees each kind."""
     shape, kinds, number = rows.distinct(*SHAPES["elementwise"]), elementwise_kinds(rows), np.zeros(len(rows), np.int64)
     for kind in set(kinds):
         mine = kinds == kind
@@ -257,9 +253,7 @@ def _skew_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _skew_choices(rows: Rows, chip: ChipSpec) -> list[dict[str, float]]:
-    """Returns choices of the requests times key/value heads from which contexts are not split,
-    among measured values.
-    """
+    """Returns choices of the requests times key/value heads from which contexts are not split."""
     decode = rows.select(~(rows["q_len"] > 1))
     return _choices("decode_rows", np.unique(decode["batch"] * decode["h_kv"]).tolist()) if len(decode) else [{}]
 
@@ -352,9 +346,7 @@ def _common(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def with_bytes(rows: Rows) -> tuple[Rows, int]:
-    """Fills in missing `bytes` of element-wise rows; returns rows without those of unknown size,
-    and their number.
-    """
+    """Fills in missing `bytes` of element-wise rows; drops rows of unknown size, and counts them."""
     kind = rows.kind
     names = np.array([canonical(str(op)) if which == "elementwise" else ""
                       for op, which in zip(rows["op"], kind, strict=True)], dtype=object)

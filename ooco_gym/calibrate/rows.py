@@ -56,9 +56,7 @@ NEEDED = {
 
 
 class Rows:
-    """Immutable measurements by column: text columns as objects, numbers as float64, NaN where they
-    do not apply.
-    """
+    """Immutable measurements by column: texts as objects, numbers as float64, NaN if not applicable."""
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
         self._columns = dict(columns)
@@ -175,9 +173,7 @@ def complete(rows: Rows) -> Rows:
 
 
 def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
-    """Returns one device's rows to fit, and the excluded ones with reasons; the datasheet's peaks
-    bound what is possible.
-    """
+    """Returns one device's rows to fit, and the excluded ones; the datasheet's peaks bound what is possible."""
     rows = complete(rows)
     kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []
 

@@ -230,9 +230,7 @@ class _Tables:
         return distance, Architecture(name, model.layers, *heads, tuple(dense))
 
     def _measured(self, item: Dense, tokens: float) -> tuple[float, float]:
-        """Returns the seconds of one run for `tokens` tokens, and the experts read (0: no experts);
-        NaN if not measured.
-        """
+        """Returns the seconds of one run, and the experts read (0: no experts); NaN if not measured."""
         key = item[:1] + item[2:]
         if key not in self._curves:
             rows = self._rows
@@ -343,9 +341,7 @@ def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
 
 
 def roofline_free(chip: ChipSpec) -> list[Free]:
-    """Returns the roofline's parameters without links: rates (prefill attention includes the masked
-    half), overheads.
-    """
+    """Returns the roofline's parameters without links (prefill attention includes the masked half)."""
     flops, memory = chip.peak_flops_per_s, chip.peak_memory_bytes_per_s
     return [
         Free("gemm_flops_per_s", 0.75 * flops, 0.02 * flops, 1.1 * flops),
@@ -438,9 +434,7 @@ def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
 
 
 def _of_other_sizes(rows: Rows, hidden: Steps, seen: Steps) -> np.ndarray:
-    """Returns a mask of the rows without the hidden iterations' contexts, or numbers of tokens that
-    only these have.
-    """
+    """Returns a mask of rows without the hidden iterations' contexts, or tokens that only these have."""
     kind = rows.kind
     q = np.where(kind == "attn_decode", 1.0, rows["q_len"])
     keys = set(zip(hidden.batch, hidden.q, hidden.context, strict=True))

@@ -168,9 +168,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
 
 
 def _check_parts(group: str, value: str, known: list[str]) -> None:
-    """Raises UserError for a mix, or name with parameters, with a part that is neither a name of
-    the group nor a file.
-    """
+    """Raises UserError for a mix or name whose part is neither a name of the group nor a file."""
     is_mix = "+" in value or "*" in value
     parts = [part.rpartition("*")[2].strip() for part in value.split("+")] if is_mix else [value.partition(":")[0]]
     for part in parts:

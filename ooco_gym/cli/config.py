@@ -40,9 +40,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+")  # such as 0.19.1, whereas 0.19 is read 
 
 # --- Hydra's search path --------------------------------------------------------------------------------------------
 class OocoSearchPath(SearchPathPlugin):
-    """Adds the running command's configuration to Hydra's search path; its address is complete,
-    also for workers.
-    """
+    """Adds the command's configuration to Hydra's search path, by an address that workers can use, too."""
 
     command: Command | None = None  # while one runs
 

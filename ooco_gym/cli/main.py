@@ -142,9 +142,7 @@ def _print_help(command: Command) -> None:
 
 # --- Closed pipes and signals ---------------------------------------------------------------------------------------
 class _Outlet:
-    """A text stream that drops output once its reader is gone (`ooco-gym perf | head`), so that
-    files are still written.
-    """
+    """A text stream that drops output once its reader is gone (`ooco-gym perf | head`)."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

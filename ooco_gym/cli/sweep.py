@@ -51,9 +51,7 @@ class Sweep:
     @classmethod
     def of(cls, folder: Path, about: dict[str, Any], points: Sequence[tuple[dict[str, Any], dict[str, str], Any]]
            ) -> Sweep:
-        """Creates a sweep from its points: each one's status (a row's first columns), swept values
-        as given, configuration.
-        """
+        """Creates a sweep from its points: status (a row's first columns), swept values, configuration."""
         rows, figures = [], []
         for ended, swept, cfg in points:
             values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
@@ -119,9 +117,7 @@ class Sweep:
             self.table().show()
 
     def table(self) -> Table:
-        """Returns a table with the means of the command's scores over seeds, one row per
-        combination of other values.
-        """
+        """Returns a table of the mean scores over seeds, one row per combination of other values."""
         usual = SCORES.get(self.about["command"], [name for name in self.figures if "." not in name])
         names = [name for name in usual if name in self.figures][:MOST_SCORES]
         rows, counts, whole = [], [], [None] * len(self.columns["point"])

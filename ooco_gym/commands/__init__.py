@@ -1,6 +1,4 @@
-"""The commands of `ooco-gym`, one module each; `main(cfg)` takes the composed configuration and
-returns a summary.
-"""
+"""The commands of `ooco-gym`, one module each; `main(cfg)` runs one and returns its summary."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ def machine() -> dict[str, Any]:
 
 # --- The loop: decode steps, mixed iterations, a day, a fleet ---------------------------------------------------------
 def _simulation(waiting: int, online: int, duration_s: float, policy: str, cluster: Any = "pair_7b") -> Simulation:
-    """Returns a simulation of `waiting` offline requests at once, and `online` ones over a time,
-    measured from the start.
-    """
+    """Returns a simulation of `waiting` offline requests at once, and `online` ones over a time."""
     draws, n = np.random.Generator(np.random.Philox(7)), waiting + online
     prompt, output = (draws.lognormal(mean, spread, n).astype(np.int32) + 1 for mean, spread in ((6.0, 0.6),
                                                                                                 (6.78, 0.5)))
@@ -223,9 +221,7 @@ def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def decisions_per_s(env: Any, episodes: int) -> float:
-    """Returns decisions per second of single episodes, or of a vector of `episodes`; steps with a
-    reset are excluded.
-    """
+    """Returns decisions per second of single episodes or a vector; steps with a reset are excluded."""
     actions = [np.int64(one) if episodes == 1 else np.full(episodes, one, np.int64) for one in (0, 0, 0, 2)]
     env.reset(seed=1000)
     over, counted, taken_s = False, 0, 0.0

@@ -1,6 +1,4 @@
-"""Some of a run's requests, without a copy of their records, which would take gigabytes for ten
-million requests.
-"""
+"""Some of a run's requests, without a copy of their records (gigabytes for ten million requests)."""
 
 from __future__ import annotations
 

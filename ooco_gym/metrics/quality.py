@@ -194,9 +194,7 @@ def mean(values: np.ndarray, exact: np.ndarray) -> tuple[float | None, bool]:
 
 
 def quantile(values: np.ndarray, exact: np.ndarray, share: float) -> tuple[float | None, bool]:
-    """Returns the quantile of times, and whether it is a lower bound, because times that are not
-    `exact` could raise it.
-    """
+    """Returns the quantile of times, and whether it is a lower bound, as in `mean`."""
     some = ~np.isnan(values)
     if not some.any():
         return None, False

@@ -55,9 +55,7 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
 
 
 def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Returns the statistic of each resample, (n_boot, ...): windows are drawn once for all arrays,
-    runs for each.
-    """
+    """Returns each resample's statistic, (n_boot, ...): windows are drawn once for all arrays, runs for each."""
     random = np.random.Generator(np.random.Philox(key=seed))
     windows = arrays[0].shape[1]
     chunk = max(1, _CHUNK // max(array.size for array in arrays))
@@ -71,9 +69,7 @@ def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = 
 
 
 def spread(values: Any) -> dict[str, Any]:
-    """Returns the mean over seeds, its 95 % interval (`low`, `high`) and the `values`; infinite
-    values count as NaN.
-    """
+    """Returns mean, 95 % interval (`low`, `high`) and `values` over seeds; infinite values count as NaN."""
     values = np.asarray(values, float)
     mean, low, high = interval(np.where(np.isfinite(values), values, np.nan))
     return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
@@ -127,9 +123,7 @@ def resampled_estimate(values: Any, n: int) -> tuple[float, float, float]:
 
 
 def expanded_tail(n: int) -> float:
-    """Returns the probability in each tail of the bootstrap distribution that matches Student's t
-    with `n` values.
-    """
+    """Returns the bootstrap's tail probability that matches Student's t with `n` values."""
     from scipy.special import ndtr, stdtrit  # scipy.stats takes four times as long to load
 
     return float(ndtr(-stdtrit(n - 1, 0.5 + CONFIDENCE / 2) * math.sqrt(n / (n - 1))))

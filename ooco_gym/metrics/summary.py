@@ -138,9 +138,7 @@ def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarra
 
 
 def rejected_figures(run: Run) -> dict[str, Any]:
-    """Returns requests that arrived in the window and can never be served, under `rejected`; empty
-    if there are none.
-    """
+    """Returns counts of requests that can never be served, under `rejected`; empty without any."""
     requests = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == REJECTED)]
     if not len(requests):
         return {}
@@ -348,18 +346,14 @@ def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
 
 
 def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
-    """Returns a mask of the requests of a `REQUEST` array that finished in a window (seconds; the
-    end is excluded).
-    """
+    """Returns a mask of the requests that finished in a window (seconds; its end excluded)."""
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
     finish_ps = requests["finish_ps"]
     return (requests["status"] == FINISHED) & (finish_ps >= start_ps) & (finish_ps < end_ps)
 
 
 def queueing_age_s(requests: Chosen, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns seconds from arrival to the first token, or the run's end, and a mask of requests
-    with a first token.
-    """
+    """Returns seconds from arrival to first token (or the run's end), and a mask of those with one."""
     def age_s(some: np.ndarray) -> np.ndarray:
         return (np.where(some["generated_tokens"] >= 1, some["first_token_ps"], end_ps) - some["arrival_ps"]) / PS_PER_S
 

@@ -69,9 +69,7 @@ def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
 
 
 def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
-    """Returns TTFT and TPOT of each policy and online class, means over seeds; None if no online
-    request arrived.
-    """
+    """Returns TTFT and TPOT by policy and online class, means over seeds; None without online arrivals."""
     rows = []
     for policy, each in runs.items():
         named = set[str]()

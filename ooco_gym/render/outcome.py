@@ -304,9 +304,7 @@ class Outcome:
         return f"{shown(metric, self.found[key][metric])} {unit(metric)} of {TITLES[metric][0]}"
 
     def _most(self, keys: Sequence[Key], metric: str) -> tuple[Key, list[Key]]:
-        """Returns the policy with the most of a metric, and all tied with it: within `LEVEL`, or
-        not significantly below.
-        """
+        """Returns the policy with the most, and all tied with it: within `LEVEL`, or not significantly below."""
         rows = {key: self.found[key][metric] for key in keys}
         best = max(keys, key=lambda key: rows[key]["mean"])
 

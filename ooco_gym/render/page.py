@@ -139,9 +139,7 @@ def promise_of(one: Mapping[str, Any]) -> str:
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
 def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
-    """Returns plots of TTFT, TPOT and violations over the window; `budget`: share of online
-    requests that may violate.
-    """
+    """Returns plots of TTFT, TPOT and violations over the window; `budget`: allowed violation rate."""
     if not summary["online"]["arrived"]:
         return []
     window_s, classes = float(summary.get("arrivals_s", summary["window_s"])), summary.get("classes", {})

@@ -33,16 +33,12 @@ def missing(value: Any) -> bool:
 
 
 def percent(share: float | None, digits: int = 2, sign: str = "", whole: float = 100.0) -> str:
-    """Returns a share in percent: 0.0312 is `3.12 %`; `sign="+"` for differences, `whole=1` for
-    values in percent.
-    """
+    """Returns a share in percent: `3.12 %`; `sign="+"` for differences, `whole=1` for percentages."""
     return as_text(share, lambda value: f"{whole * value:{sign}.{digits}f} %")
 
 
 def number(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """Returns a number with `digits` significant digits; integers and large numbers with
-    separators, without a fraction.
-    """
+    """Returns a number with `digits` significant digits; integers and large ones with separators."""
     if missing(value):
         return NONE
     assert value is not None

@@ -94,9 +94,7 @@ def progress(text: str, total: float | None = None) -> Iterator[Bar]:
 
 
 def _tell(bar: Bar, total: float | None, over: threading.Event) -> None:
-    """Prints a line at intervals until it is `over`, with the remaining time at the pace so far if
-    steps are counted.
-    """
+    """Prints a line at intervals until it is `over`, with the remaining time if steps are counted."""
     begun_s, wait_s = time.monotonic(), FIRST_LINE_S
     while not over.wait(wait_s):
         of = f"/{total:,.0f}" if total else ""

@@ -78,9 +78,7 @@ class Belief:
         self.terms = terms
 
     def add(self, sums: Sums, new: int, reach: int, whole: bool) -> Sums:
-        """Returns the sums plus one request: `new` tokens, `reach` context including them, `whole`:
-        it generates a token.
-        """
+        """Adds a request of `new` tokens, its context `reach`, and `whole`: whether it generates a token."""
         tokens, sampled, decodes, decode_context, prompts, context, work = sums
         if new == 1:
             return tokens + 1, sampled + whole, decodes + 1, decode_context + reach, prompts, context, work

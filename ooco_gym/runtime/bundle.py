@@ -142,9 +142,7 @@ class Policy:
         return action if self.parts else int(action)
 
     def decide_batch(self, observation: Mapping[str, Any], mask: Any | None = None) -> np.ndarray:
-        """Returns actions int64 (batch,) or (batch, P) for observations stacked along a first axis;
-        see `decide`.
-        """
+        """Returns actions int64 (batch,) or (batch, P) for observations stacked along a first axis."""
         return self.preferences(observation, mask)[0]
 
     def decide_unchecked(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
@@ -308,9 +306,7 @@ class ParameterPolicy:
         return dict(zip(self.names, self._values(features[None])[0].tolist(), strict=True))
 
     def decide_batch(self, observation: Any, mask: Any = None) -> np.ndarray:
-        """Returns values float64 (batch, P), in the order of `names`, for observations stacked
-        along a first axis.
-        """
+        """Returns values float64 (batch, P), in the order of `names`, for stacked observations."""
         given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
         return self._values(_array("the observation", given, (len(given), len(self.features)), self.features))
 

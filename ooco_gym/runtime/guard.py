@@ -162,9 +162,7 @@ class Guarded:
         return None
 
     def _allowed(self, answer: Any, observation: Any, mask: Any) -> bool:
-        """Returns whether an answer is a legal action, a vector of levels, or values within bounds
-        for all parameters.
-        """
+        """Returns whether an answer is a legal action, a vector of levels, or values within bounds."""
         if self._values:
             return isinstance(answer, Mapping) and answer.keys() == self._values.keys() and all(
                 low <= answer[name] <= high for name, (low, high) in self._values.items())

@@ -73,9 +73,7 @@ class Admitter(Compiled):
 
 
 class Row(NamedTuple):
-    """A waiting request: its cached tokens, its prefix, and the tokens it shares with the previous
-    look-up's request.
-    """
+    """A waiting request: cached tokens, prefix, and tokens shared with the last request looked up."""
 
     request: Request
     cached: int

@@ -278,9 +278,7 @@ class Replica:
         observed.online_output_mean, observed.offline_output_mean = self._means[True], self._means[False]
 
     def _in_order(self, engine: Engine, lines: Mapping[bool, list[Request]]) -> list[Request]:
-        """Returns requests by class in waiting order; with a rule's own order, running offline
-        requests come last.
-        """
+        """Returns requests by class in waiting order; under a rule's own order, running offline ones last."""
         online = [*lines[True], *(one for one in engine.running if one.online)]
         offline = [one for one in engine.running if not one.online]
         online.sort(key=ORDER)

@@ -391,9 +391,7 @@ class OocoScheduler(Scheduler):
 
 
 class OocoAsyncScheduler(OocoScheduler, AsyncScheduler):
-    """`OocoScheduler` over vLLM's asynchronous scheduler, which composes an iteration while the
-    previous one runs.
-    """
+    """`OocoScheduler` over vLLM's asynchronous scheduler, which composes while an iteration runs."""
 
 
 def check_version(version: str, any_version: bool) -> None:
@@ -431,9 +429,7 @@ def _seen(request: EngineRequest, num_tokens: int) -> Request:
 
 
 def _ends(request: EngineRequest) -> bool:
-    """Returns whether its last token is in flight (asynchronous scheduling), so that vLLM will not
-    schedule it again.
-    """
+    """Returns whether its last token is in flight, so that vLLM will not schedule it again."""
     flying = request.num_output_placeholders
     return flying > 0 and request.num_computed_tokens + 2 - flying >= request.num_prompt_tokens + request.max_tokens
 

@@ -36,9 +36,7 @@ class OrnsteinUhlenbeck:
 
 @dataclass(frozen=True)
 class Bursts:
-    """An on/off process with exponential times of means `on_s` and `off_s`. While on, the rate is
-    `factor` times higher.
-    """
+    """An on/off process with exponential times of means `on_s` and `off_s`; on, the rate is `factor` times higher."""
 
     factor: float
     on_s: float
@@ -81,9 +79,7 @@ def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
 
 
 def peak_start_s(tide: tuple[float, ...], duration_s: float = 4 * 3600.0, step_s: float = BLOCK_S) -> float:
-    """Returns the start (s of the day, on `step_s`) of the busiest `duration_s` that include the
-    day's highest rate.
-    """
+    """Returns the start (s of the day, on `step_s`) of the busiest `duration_s` around the peak."""
     middles = np.arange(0.0, DAY_S, step_s) + step_s / 2
     level = tide_at(tide, middles)
     width = max(1, min(len(level), round(duration_s / step_s)))
@@ -95,9 +91,7 @@ def peak_start_s(tide: tuple[float, ...], duration_s: float = 4 * 3600.0, step_s
 
 
 def intensity(arrivals: Arrivals, seed: int, stream: str, first_block: int, blocks: int) -> np.ndarray:
-    """Returns the relative rate, float64[blocks, cells], constant within each of a block's equal
-    cells; its mean is 1.
-    """
+    """Returns the relative rate, float64[blocks, cells], constant in each cell, with mean 1."""
     counts = [_cells(process.tau_s / 5) for process in arrivals.ou]
     if arrivals.bursts is not None:
         counts.append(_cells(min(arrivals.bursts.on_s, arrivals.bursts.off_s) / 4))

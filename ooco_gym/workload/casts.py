@@ -1,6 +1,4 @@
-"""Casts of a file's columns. A cast returns None or raises an exception of pyarrow's if a column
-does not fit it.
-"""
+"""Casts of a file's columns; a cast that does not fit returns None or raises one of pyarrow's exceptions."""
 
 from __future__ import annotations
 

@@ -90,9 +90,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def ks(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the Kolmogorov-Smirnov distance: the largest difference between two samples'
-    distribution functions.
-    """
+    """Returns the Kolmogorov-Smirnov distance of two samples."""
     from scipy.stats import ks_2samp
 
     found: Any = ks_2samp(a, b, method="asymp")

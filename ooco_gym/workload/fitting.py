@@ -171,9 +171,7 @@ def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]
 
 
 def find_batches(arrival_s: np.ndarray) -> float:
-    """Returns the batch interval in seconds, 600 divided by a whole number; 0 if requests do not
-    arrive in batches.
-    """
+    """Returns the batch interval in seconds, 600 divided by a whole number; 0 without batches."""
     if len(arrival_s) < 2 or np.mean(np.diff(arrival_s) == 0) < BATCHED_FROM:
         return 0.0
     steps = np.diff(np.unique(arrival_s))

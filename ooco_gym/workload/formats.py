@@ -210,9 +210,7 @@ def _likely(table: Table, ours: str) -> str:
 
 
 def _unit_of(table: Table, field: str) -> str:
-    """Returns the unit that a column of times shows by itself (dates, or numbers too large for
-    seconds); else `auto`.
-    """
+    """Returns the unit evident in a column of times (dates, or numbers too large for seconds); else `auto`."""
     if table.holds_dates(field):
         return "date"
     values = table.numbers_of(field)

@@ -134,9 +134,7 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
 
 
 def _clients(section: Section, name: str, rate: float) -> tuple[WorkloadSpec, ...]:
-    """Returns the clients' workloads, each with its share of the rate; missing keys are those of
-    the whole workload.
-    """
+    """Returns the clients' workloads, each with its share of the rate; defaults are the whole workload's."""
     items = section.sections("clients")
     for item in items:
         item.only(*_CLIENT_KEYS)

@@ -1,6 +1,4 @@
-"""Prompt and output lengths: mixtures of clipped lognormals, quantile tables or a constant,
-optionally correlated.
-"""
+"""Prompt and output lengths: lognormal mixtures, quantile tables or a constant, optionally correlated."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ def of_trace(workload: Source) -> Source:
 
 @dataclass(frozen=True)
 class WorkloadPart:
-    """One part of a resolved workload: `weight` times the rate of `source`; `stream` keys parts of
-    the same name.
-    """
+    """One part of a resolved workload: `weight` times the rate of `source`; `stream` tells equal names apart."""
 
     name: str
     source: WorkloadSpec | TraceFile
@@ -71,9 +69,7 @@ class WorkloadPart:
     class_name: str | None = None
 
     def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float, by_session: bool = False) -> Trace:
-        """Returns the part's requests in a window, as `load_workload` does; `by_session` scales a
-        file by whole sessions.
-        """
+        """Returns the part's requests in a window; `by_session` scales a file by whole sessions."""
         if isinstance(self.source, WorkloadSpec):
             trace = generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
                              stream=self.stream)
@@ -100,9 +96,7 @@ class WorkloadPart:
         return self.source.arrivals.mean_rate_per_s if isinstance(self.source, WorkloadSpec) else self.source.mean_rate
 
     def window_rate(self, start_s: float, duration_s: float) -> float:
-        """Returns requests per second in a window, without the weight; for a generator the rate
-        expected from its tide.
-        """
+        """Returns requests per second in a window, without the weight; a generator's are expected ones."""
         if not isinstance(self.source, WorkloadSpec):
             before, until = self.source.counts_before(np.array([start_s, start_s + duration_s]))
             return float(until - before) / duration_s
@@ -135,9 +129,7 @@ class WorkloadPart:
         return float(starts[np.argmax(counts)])
 
     def by_hour(self) -> np.ndarray:
-        """Returns rates by hour of the day, over all days, without the weight, relative to each
-        other, float64[24].
-        """
+        """Returns relative rates by hour of the day, without the weight, float64[24]."""
         if isinstance(self.source, WorkloadSpec):
             arrivals = self.source.arrivals
             return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)

@@ -125,9 +125,7 @@ def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[
 
 
 def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
-    """Returns times in the file's own unit, float64[n]; nanoseconds as int64[n], which a float64
-    cannot hold exactly.
-    """
+    """Returns times in the file's unit, float64[n]; nanoseconds as int64[n], to be exact."""
     if unit == "date":
         moments_ns = table.timestamps_ns(field, DATE)
         table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
@@ -174,9 +172,7 @@ def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.n
 
 
 def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, per_second: float) -> np.ndarray:
-    """Returns seconds from the end of the session's previous turn to an arrival, at least 0; NaN
-    for first turns.
-    """
+    """Returns seconds from the previous turn's end to an arrival, at least 0; NaN for first turns."""
     if session is None:
         return np.full(len(ticks), np.nan)
     previous, _ = previous_turns(session)

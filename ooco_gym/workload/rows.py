@@ -167,9 +167,7 @@ def check_counts(table: Table, said: Iterable[str | None]) -> None:
 
 
 def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: bool) -> tuple[Table, list[str]]:
-    """Returns the rows without duplicates: those with a repeated request id, or, with `distinct`,
-    all; else a warning.
-    """
+    """Returns the rows without repeated request ids or, with `distinct`, repeated rows; else a warning."""
     times = {read[name] for name in ("arrival_s", "prompt_tokens", "output_tokens") if name in read}
     for name in [name for name in free if named(name) in IDS]:
         there = np.asarray(_texts(table, name).is_valid())

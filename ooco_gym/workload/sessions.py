@@ -21,9 +21,7 @@ LONGEST_S = 1e6
 
 @dataclass(frozen=True)
 class Think:
-    """Think times in seconds: `median_s` times a lognormal factor with `sigma` as the standard
-    deviation of its logarithm.
-    """
+    """Think times in seconds: lognormal, with median `median_s` and log standard deviation `sigma`."""
 
     median_s: float
     sigma: float = 0.0
@@ -43,9 +41,7 @@ class Think:
                    number(value.get("sigma", 0.0), f"{what}.sigma", 0.0, 5.0))
 
     def draw(self, numbers: np.ndarray, seed: int) -> np.ndarray:
-        """Returns the think times of turns with these numbers int64[n], float64[n]; each depends on
-        number and seed only.
-        """
+        """Returns think times of turns with these numbers int64[n], functions of number and seed, float64[n]."""
         if not self.sigma:
             return np.full(len(numbers), self.median_s)
         from scipy.special import ndtri
@@ -83,9 +79,7 @@ def check_mode(value: Any) -> str:
 
 
 def previous_turns(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each request's predecessor in its session (int64[n], -1: none) and its number of
-    predecessors (int64[n]).
-    """
+    """Returns each request's predecessor in its session (-1: none) and their number, both int64[n]."""
     order = np.argsort(session, kind="stable")
     ordered = session[order]
     follows = np.zeros(len(session), bool)

@@ -250,9 +250,7 @@ def parse_chat(section: Section, lengths: LengthModel) -> Chat:
 
 @lru_cache(maxsize=KEPT)
 def _turns(lengths: LengthModel, common_blocks: int, correlation: float, ratio: float) -> tuple[float, float, float]:
-    """Returns the ratios at one turn and at `MOST_MEAN_TURNS`, and the mean number of turns for
-    `ratio`; cached, as slow.
-    """
+    """Returns the ratios at one turn and at `MOST_MEAN_TURNS`, and the mean turns for `ratio`; cached."""
     sharing = ChatRatio(lengths, common_blocks, correlation)
     return sharing.at(1.0), sharing.at(MOST_MEAN_TURNS), steady(sharing.turns_for(ratio))
 

@@ -188,9 +188,7 @@ def _head(path: Path) -> bytes:
 
 
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
-    """Builds the error for a file that is missing, truncated or corrupt; for a missing one with the
-    closest file name.
-    """
+    """Builds the error for a missing (with the closest file name), truncated or corrupt file."""
     if isinstance(error, FileNotFoundError):
         folder = Path(path).expanduser().parent
         beside = [item.name for item in folder.iterdir() if item.name.endswith(ENDINGS)] if folder.is_dir() else []
@@ -203,9 +201,7 @@ def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
 
 
 def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> Table:
-    """Returns the rows of a Parquet file that pyarrow's filters select; the first is number
-    `first_row` (from 0).
-    """
+    """Returns the rows that pyarrow's filters select; the first is number `first_row` (from 0)."""
     table, columns = files.read_parquet(path, filters=filters), {}
     for name, column in zip(_names(path, table.column_names), table.columns, strict=True):
         if pa.types.is_dictionary(column.type):

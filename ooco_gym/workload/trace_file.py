@@ -174,9 +174,7 @@ def _kept(path: str, version: str | None, how: str) -> TraceFile:
 
 
 def _in_order(path: Path) -> np.ndarray | None:
-    """Returns the arrivals of a Parquet in our schema, float64[n] sorted; None for a file that must
-    be read whole.
-    """
+    """Returns arrivals of a sorted Parquet in our schema, float64[n]; None for a file to read whole."""
     try:
         schema = pyarrow.parquet.read_schema(path)
         numbered = "session" not in schema.names or pa.types.is_signed_integer(schema.field("session").type)

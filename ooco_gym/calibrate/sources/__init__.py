@@ -110,9 +110,7 @@ class Context:
 
 @dataclass
 class Found:
-    """Content of the files: measured operators, counts of skipped rows by `file: reason`, notes,
-    and files with layouts.
-    """
+    """Content of the files: measured operators, skipped rows by `file: reason`, notes, files by layout."""
 
     rows: list[Rows] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)

@@ -135,9 +135,7 @@ def _shape(name: str, frame: Frame, *sizes: np.ndarray) -> dict[str, Any]:
 
 def _experts(tokens: np.ndarray, hidden: np.ndarray, inner: np.ndarray, top_k: np.ndarray, experts: np.ndarray,
              tp: np.ndarray, ep: np.ndarray) -> dict[str, Any]:
-    """Returns the shape of experts on the first chip; experts read and tokens computed follow from
-    the collector's dealing.
-    """
+    """Returns the shape of experts on the first chip, with experts read and tokens as the collector deals."""
     sizes = np.stack([tokens, experts, top_k, experts // ep], axis=1).astype(np.int64)
     distinct, where = np.unique(sizes, axis=0, return_inverse=True)
     dealt = np.array([(_drawn if one[1] == one[3] else _dealt)(*one) for one in distinct.tolist()],
@@ -175,9 +173,7 @@ def _drawn(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
 
 
 def _device(frame: Frame, context: Context) -> Any:
-    """Returns the system's folder (`h200_sxm/gemm/vllm/0.24.0/…`, `h200_sxm/vllm/0.24.0/…`), else
-    the file's own name.
-    """
+    """Returns the system's folder (`h200_sxm` in `h200_sxm/gemm/vllm/0.24.0/…`), else the file's device."""
     parts = frame.path.absolute().parts[:-1]
     if len(parts) > 2 and parts[-2] in BACKENDS and parts[-1][:1].isdigit():
         above = parts[:-3] if parts[-3] in OPERATIONS else parts[:-2]

@@ -67,9 +67,7 @@ def read(frame: Frame, context: Context, found: Found) -> None:
 
 
 def _copied(frame: Frame, layer: str) -> bool:
-    """Returns whether a layer's times are those of one chip: early profiles have all heads' norms
-    at every degree.
-    """
+    """Returns whether a layer has one chip's times: early profiles have all heads' norms at every degree."""
     alone = frame.path.parent.parent / "tp1" / frame.path.name
     tables = [frame, Frame(alone)] if alone.is_file() else []
     times = [one.numbers("time_us")[one.texts("layer") == layer] for one in tables]
@@ -120,9 +118,7 @@ def _experts(frame: Frame, found: Found, model: ModelSpec, common: dict[str, Any
 
 
 def _skew(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
-    """Adds decode batches with two context lengths, with or without a chunk, and the time of the
-    same batch at the mean.
-    """
+    """Adds decode batches with two context lengths, and the time of the same batch at the mean."""
     batch, new, cached, longest, mean, even, times = (frame.numbers(name) for name in _SKEW)
     found.rows.append(Rows.of(
         frame.path, frame.first_row, len(frame), op="attn_skew", batch=batch, q_len=np.where(new > 0, new, 1.0),
@@ -135,9 +131,7 @@ def _heads(model: ModelSpec, tp: int) -> dict[str, float]:
 
 
 def _model(path: Path, context: Context) -> ModelSpec:
-    """Returns the model of the command, else of the folder's `engine.json`, else a known model's
-    name in the path.
-    """
+    """Returns the model of the command, else of `engine.json`, else a known model's name in the path."""
     name = context.model or str(_settings(path).get("model", ""))
     if context.model or model_named(name):
         return load_model(model_named(name) or name)
@@ -152,9 +146,7 @@ def _model(path: Path, context: Context) -> ModelSpec:
 
 
 def _tp(path: Path, context: Context) -> int:
-    """Returns the tensor-parallel degree in the path (`.../tp2/...`), else the command's, else that
-    of `engine.json`.
-    """
+    """Returns the tensor-parallel degree in the path (`.../tp2/...`), the command or `engine.json`."""
     found = [int(part[2:]) for part in path.parts if re.fullmatch(r"tp\d+", part)]
     if found or context.tp:
         return found[-1] if found else context.tp

@@ -124,9 +124,7 @@ class Loop:
         self._last = batch.label, self._number
 
     def until_first_tokens(self, groups: list[list[Request]], label: str, after: str = "") -> None:
-        """Submits a group of requests per round and steps until each has a token; `after` labels
-        rounds after the last group.
-        """
+        """Submits a group per round and steps until all have a token; `after` labels rounds after the last."""
         waiting, arrivals = {name for group in groups for name, _ in group}, list(groups)
         while waiting:
             handed_in = bool(arrivals)
