@@ -267,7 +267,7 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 def summed_up(schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
               jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns, prints and, if there are rows, writes as a page the command's summary with `more`."""
+    """Returns and prints the command's summary with `more`; writes a page if there are rows."""
     seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].tpot_from,

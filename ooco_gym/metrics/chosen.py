@@ -49,6 +49,6 @@ class Chosen:
 
 
 def counted(run: Run, online: bool) -> Chosen:
-    """The requests of one class that arrived in the measured window, in the trace's order."""
+    """Returns the requests of one class that arrived in the measured window, in the trace's order."""
     requests = run.requests
     return Chosen(requests, (requests["counted"] == 1) & (requests["online"] == int(online)))
