@@ -1,4 +1,5 @@
-"""How long does a batch take on a chip, and what fits? Specifications, roofline, cost tables (OOCO, section 3.3)."""
+"""Latency of a batch on a chip, and what fits: specifications, roofline, cost tables (OOCO, section
+3.3)."""
 
 from ooco_gym.perf.chip import ChipSpec, list_chips, load_chip
 from ooco_gym.perf.deployment import Deployment

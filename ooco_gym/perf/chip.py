@@ -1,4 +1,5 @@
-"""Chips: figures read from `conf/chip/*.yaml`, its link's all-reduce, and chips that were not measured."""
+"""Chips read from `conf/chip/*.yaml`, links and their all-reduces, and stand-ins for unmeasured
+chips."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
 
 @dataclass(frozen=True)
 class Validity:
-    """The sizes that a chip's figures were fitted on; None and `()` leave a size open. Beyond them a run is warned."""
+    """Ranges that a chip's numbers were fitted on; None and `()` leave a size open. Runs beyond
+    them get a warning."""
 
     max_tokens: int | None = None
     """Most tokens of one iteration."""
@@ -36,10 +38,11 @@ class Validity:
 
 @dataclass(frozen=True)
 class ChipSpec:
-    """One accelerator: what it holds, and what its kernels achieve (OOCO, Table 4; symbols in brackets).
+    """One accelerator: its memory, and what its kernels achieve (OOCO, Table 4; symbols in
+    brackets).
 
-    Rates are achievable ones, not datasheet peaks; the peaks are kept beside them for scaling and for the report.
-    An overhead may be counted once an iteration (as in the paper), once a layer (what measured GPUs show), or both.
+    Rates are achievable ones, not datasheet peaks, which serve for scaling and the report. An
+    overhead may count per iteration (as in the paper), per layer (as measured GPUs show), or both.
     """
 
     name: str
@@ -60,46 +63,49 @@ class ChipSpec:
     attention_memory_bytes_per_s: float
     """`M_a`."""
     allreduce_bytes_per_s: float = 0.0
-    """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n * x / B_c`. 0 where
-    it was not measured: that of `link` counts then (`with_allreduce`)."""
+    """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n *
+    x / B_c`. 0 if not measured: `link`'s is used (`with_allreduce`)."""
     allreduce_latency_s: float = 0.0
     link: str = ""
-    """Kind of link to the other chips of an instance (`conf/link`); '': the one nearest to `peak_link_bytes_per_s`."""
+    """Kind of link to the other chips of an instance (`conf/link`); '': the nearest to
+    `peak_link_bytes_per_s`."""
     prefill_overhead_s: float = 0.0
-    """`O_p`, once a prefill iteration."""
+    """`O_p`, per prefill iteration."""
     decode_overhead_s: float = 0.0
-    """`O_d`, once a decode iteration."""
+    """`O_d`, per decode iteration."""
     prefill_layer_overhead_s: float = 0.0
-    """Part of `O_p` that counts kernels: for each layer of a prefill iteration."""
+    """Part of `O_p` per layer of a prefill iteration (kernels)."""
     decode_layer_overhead_s: float = 0.0
-    """Part of `O_d` that counts kernels: for each layer of a decode iteration."""
+    """Part of `O_d` per layer of a decode iteration (kernels)."""
     extended: ExtendedParameters | None = None
-    """Kernels as `timing=extended` has them; None where they were not fitted."""
+    """Kernels for `timing=extended`; None if not fitted."""
     validity: Validity | None = None
-    """Sizes that the figures were fitted on."""
+    """Ranges that the numbers were fitted on."""
     tables: str = ""
-    """Parquet file of measured operators for `timing=measured`; in a YAML file relative to it, otherwise to the
-    current folder. Empty where there are none."""
+    """Parquet file of measured operators for `timing=measured`, relative to the YAML file,
+    otherwise to the current folder; '': none."""
     title: str = ""
     peak_fp8_flops_per_s: float = 0.0
-    """Datasheet, dense 8-bit; 0: the chip multiplies in 16 bits alone."""
+    """Datasheet, dense 8-bit; 0: the chip multiplies only in 16 bits."""
     device_memory_bytes: float = 0.0
-    """What the driver reports to an engine (`torch.cuda.mem_get_info`), where `memory_bytes` is the datasheet's; 0: not
-    known."""
+    """Memory that the driver reports (`torch.cuda.mem_get_info`), beside the datasheet's
+    `memory_bytes`; 0: unknown."""
     units: int = 0
-    """Streaming multiprocessors (compute units) by the datasheet, which only `like` looks at; 0: not known."""
+    """Streaming multiprocessors (compute units) by the datasheet, used only by `like`; 0: unknown."""
     compute_capability: float = 0.0
-    """Of an NVIDIA chip, such as 8.9, which tells whether chunks and decodes share a kernel (`ONE_KERNEL`); 0: of none,
-    or not known."""
+    """Of an NVIDIA chip, such as 8.9; decides whether chunks and decodes share a kernel
+    (`ONE_KERNEL`). 0: none, or unknown."""
     like: str = ""
-    """A chip by name whose efficiency stands for this one's, which was not measured: its fitted figures, by the ratio
-    of the datasheets (`transferred`), are those that are not given."""
+    """Name of a measured chip whose efficiency stands in for this unmeasured one: missing values
+    are its fitted numbers, scaled by the ratio of the datasheets (`transferred`)."""
     mixed_like: str = ""
-    """A chip by name whose kernel for chunks and decodes together stands for this one's (`_with_mixed`)."""
+    """Name of the chip whose kernel for chunks and decodes stands in for this one's
+    (`_with_mixed`)."""
     not_measured: str = ""
-    """What was not measured and what stands in for it, in words; '' where all was. Every run on the chip says it."""
+    """What was not measured and its stand-in, in words, which every run on the chip reports; '':
+    all was measured."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Where each figure comes from, by field; figures that are scaled or assumed say so."""
+    """Source of each value, by field; scaled and assumed values are marked."""
 
     def __post_init__(self) -> None:
         check_numbers(self, f"chip '{self.name}'", zero_allowed=_OVERHEADS)
@@ -110,7 +116,7 @@ class ChipSpec:
 
     @property
     def remark(self) -> str:
-        """One sentence where the chip's figures were not measured on it; '' otherwise."""
+        """One sentence if the chip's numbers were not measured on it, else ''."""
         return f"chip '{self.name}': not measured: {self.not_measured}" if self.not_measured else ""
 
 
@@ -129,7 +135,7 @@ def load_chip(chip: ChipSpec | str | os.PathLike[str] | Mapping[str, Any]) -> Ch
         return chip
     values, where = load_values("chip", chip)
     if values.get("tables"):
-        values["tables"] = os.path.abspath(str(values["tables"]))  # of a file: absolute already
+        values["tables"] = os.path.abspath(str(values["tables"]))  # already absolute from a file
     if values.get("like"):
         check_fields(ChipSpec, values, where)
         values = _like(values, where)
@@ -146,7 +152,8 @@ def _convert(where: str, kind: str, value: Any) -> Any:
 
 
 def _check_kernels(chip: ChipSpec) -> None:
-    """Refuses kernels that would divide by zero: rates without a default must be positive, norms at least 1."""
+    """Raises UserError for kernels that would divide by zero: rates without a default must be
+    positive, norms at least 1."""
     for item in fields(chip.extended) if chip.extended else ():
         kernel = getattr(chip.extended, item.name)
         required = {part.name for part in fields(kernel) if part.default is MISSING} if kernel else set()
@@ -163,16 +170,17 @@ class Link:
     """A kind of link between the chips of an instance.
 
     Attributes:
-        name: of the file in `conf/link`.
-        title: in words.
-        peak_bytes_per_s: datasheet, one direction; rates go with a chip's own `peak_link_bytes_per_s`.
-        nearest: whether it may stand for a chip that names no link.
-        measured: whether the figures were; published or assumed ones otherwise (`sources` says which).
-        chips: chips of ours on which they were measured.
-        elsewhere: the kind that is assumed of a machine that was not measured, where boards of the same chip may lack
-            what this kind needs (peer-to-peer access); '' for itself.
-        ranks: (latency in seconds, bytes a second) by number of chips, in order: an all-reduce of `x` bytes over `n`
-            chips takes latency + 2 (n - 1) / n * x / rate.
+        name: name of the file in `conf/link`.
+        title: description.
+        peak_bytes_per_s: datasheet, one direction; rates scale with a chip's own
+            `peak_link_bytes_per_s`.
+        nearest: whether it may stand in for a chip that names no link.
+        measured: whether the numbers were measured; else published or assumed (see `sources`).
+        chips: our chips on which they were measured.
+        elsewhere: the kind assumed for unmeasured machines, if boards of the same chip may lack
+            what this kind needs (peer-to-peer access); '': itself.
+        ranks: (number of chips, latency in seconds, bytes/s), in order: an all-reduce of `x` bytes
+            over `n` chips takes latency + 2 (n - 1) / n * x / rate.
     """
 
     name: str
@@ -185,8 +193,8 @@ class Link:
     elsewhere: str = ""
 
     def allreduce(self, chips: int, peak_bytes_per_s: float) -> tuple[float, float]:
-        """Latency in seconds and rate in bytes a second over so many chips: those of the largest measured number that
-        is not above it, the rate scaled by the chip's own link."""
+        """Returns latency in seconds and rate in bytes/s over `chips` chips, from the largest
+        measured number not above it, the rate scaled by the chip's own link."""
         _, latency, rate = max([one for one in self.ranks if one[0] <= chips], default=self.ranks[0])
         return latency, rate * peak_bytes_per_s / self.peak_bytes_per_s
 
@@ -199,10 +207,10 @@ def list_links() -> tuple[str, ...]:
 
 @cache
 def load_link(name: str) -> Link:
-    """A kind of link by name.
+    """Loads a kind of link by name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: unknown name.
     """
     values = {key: value for key, value in resources.load_yaml("link", name).items() if key != "sources"}
     ranks = sorted((number, one["latency_s"], one["bytes_per_s"]) for number, one in values["ranks"].items())
@@ -211,7 +219,7 @@ def load_link(name: str) -> Link:
 
 @cache
 def link_of(chip: ChipSpec) -> Link:
-    """The kind that a chip names, or the one whose datasheet is nearest to the chip's, by ratio."""
+    """The kind of link that a chip names, or the nearest by datasheet ratio."""
     if chip.link:
         return load_link(chip.link)
     kinds = [one for one in map(load_link, list_links()) if one.nearest]
@@ -219,7 +227,7 @@ def link_of(chip: ChipSpec) -> Link:
 
 
 def linked(chip: ChipSpec, link: str) -> ChipSpec:
-    """The chip in a machine whose chips are linked otherwise, by a kind of `conf/link`; '': as the chip has it."""
+    """The chip in a machine with another kind of link of `conf/link`; '': the chip's own."""
     if not link:
         return chip
     extended = chip.extended and replace(chip.extended, allreduce=None)
@@ -229,7 +237,7 @@ def linked(chip: ChipSpec, link: str) -> ChipSpec:
 
 @cache
 def with_allreduce(chip: ChipSpec, chips: int) -> ChipSpec:
-    """The chip with an all-reduce over so many chips: its own where it has one, otherwise its link's."""
+    """The chip with an all-reduce over `chips` chips: its own, or else its link's."""
     if chip.allreduce_bytes_per_s:
         return chip
     latency, rate = link_of(chip).allreduce(chips, chip.peak_link_bytes_per_s)
@@ -237,8 +245,8 @@ def with_allreduce(chip: ChipSpec, chips: int) -> ChipSpec:
 
 
 def allreduce_remark(chip: ChipSpec, chips: int) -> str:
-    """Says in one sentence which all-reduce stands in for one that was not measured, or which one a machine has that
-    lacks what the measured one needs (`Link.elsewhere`); '' where neither is."""
+    """Returns a sentence that names the stand-in for an unmeasured all-reduce, or the one of
+    machines that lack what the measured one needs (`Link.elsewhere`); else ''."""
     link = link_of(chip)
     if chip.name in link.chips or chip.allreduce_bytes_per_s:
         if chip.name not in link.chips or not link.elsewhere:
@@ -260,22 +268,23 @@ FLOPS = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_
 MEMORY = ("gemm_memory_bytes_per_s", "attention_memory_bytes_per_s")
 OVERHEADS = ("prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s")
 _KERNELS = {
-    # Powers of the ratios of FLOP/s, memory bandwidth, and units. A block of rows runs on one unit, so as fast as its
-    # share of the peak; work for each request and head is spread over the units; launches are the host's.
+    # Powers of the ratios of FLOP/s, memory bandwidth, and units. A block of rows runs on one unit, at
+    # its share of the peak; work per request and head is spread over the units; launches are the
+    # host's.
     "flops_per_s": (1, 0, 0), "units": (0, 0, 1), "split_rows": (0, 0, 1), "critical_flops_per_s": (1, 0, -1),
     "critical_s_per_token": (-1, 0, 1), "lone_critical_s_per_token": (-1, 0, 1), "request_head_s": (0, 0, -1),
     "store_s": (0, 0, -1), "head_s": (0, 0, -1), "head_s_per_token": (-1, 0, 0), "head_s_per_chunk_token": (0, 0, -1),
     "decode_s_per_token": (-1, 0, 1), "mixed_s_per_token": (-1, 0, 1)}
 ONE_KERNEL = (8, 12)
-"""Compute capabilities, before the point, for which vLLM has FlashAttention 2, that takes chunks and decodes in one
-kernel and splits no contexts there. On 9 its successor splits them, on 10 they are kernels of their own (FlashInfer's),
-so that their times add."""
+"""Major compute capabilities for which vLLM uses FlashAttention 2, which runs chunks and decodes in
+one kernel and does not split contexts there. On 9 its successor splits them; on 10 they are
+separate kernels (FlashInfer's), whose times add."""
 
 
 def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a chip of another datasheet (`sheet`) that is as efficient as `base`, a chip that was measured:
-    rates, overheads, `extended` without an all-reduce (a link's, not a chip's), and the sizes that `base` was fitted
-    on, without degrees of tensor parallelism."""
+    """Returns the numbers of a chip with another datasheet (`sheet`) that is as efficient as the
+    measured chip `base`: rates, overheads, `extended` without the all-reduce (which is a link's),
+    and the ranges that `base` was fitted on, without degrees of tensor parallelism."""
     flops = float(sheet["peak_flops_per_s"]) / base.peak_flops_per_s
     memory = float(sheet["peak_memory_bytes_per_s"]) / base.peak_memory_bytes_per_s
     units = float(sheet.get("units") or base.units) / base.units if base.units else 1.0
@@ -295,8 +304,9 @@ def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_mixed(values: dict[str, Any]) -> dict[str, Any]:
-    """A chip whose chunks and decodes share a kernel (`ONE_KERNEL`), of which that was not measured, has that of the
-    measured chip nearest by architecture (`extended: {mixed_attention: null}` leaves it out)."""
+    """Fills in `mixed_attention` of a chip that runs chunks and decodes in one kernel
+    (`ONE_KERNEL`) from the measured chip of the nearest architecture, if it was not measured
+    (`extended: {mixed_attention: null}` leaves it out)."""
     capability, section = number(values.get("compute_capability", 0.0)), values.get("extended")
     needed = ("peak_flops_per_s", "peak_memory_bytes_per_s")
     if not isinstance(section, Mapping) or "mixed_attention" in section or not all(
@@ -313,12 +323,12 @@ def _with_mixed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ratio(name: str, flops: float, memory: float, units: float) -> float:
-    powers = _KERNELS.get(name, (0, 1, 0) if name.endswith("bytes_per_s") else (0, 0, 0))  # rates of memory, any kind
+    powers = _KERNELS.get(name, (0, 1, 0) if name.endswith("bytes_per_s") else (0, 0, 0))  # all memory rates
     return flops ** powers[0] * memory ** powers[1] * units ** powers[2]
 
 
 def _like(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Fills in what a chip's YAML leaves to the efficiency of another chip."""
+    """Fills in what a chip's YAML takes from another chip's efficiency."""
     base = load_chip(str(values["like"]))
     if base.like:
         raise UserError(f"{where}: field 'like' must name a chip that was measured, but '{base.name}' is itself like "

@@ -1,5 +1,5 @@
-"""`ooco-gym perf` (`conf/perf.yaml`): what limits an iteration on one instance, by operator, where prefill and decode
-saturate, and what it can serve."""
+"""`ooco-gym perf` (`conf/perf.yaml`): what limits an iteration on one instance, by operator; where
+prefill and decode saturate; and the throughput."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SHORT = {MEMORY: "memory", COMMUNICATION: "links"}
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Prints latency against batch size and length with what limits it; returns `study`.
+    """Prints latencies by batch size and length, and what limits them; returns `study`.
 
     Raises:
-        UserError: unknown names, values of the wrong kind, a model that does not fit its chips.
+        UserError: unknown names, values of the wrong type, a model that does not fit its chips.
     """
     from omegaconf import OmegaConf
 
@@ -51,9 +51,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int],
           throughput: Mapping[str, float]) -> dict[str, Any]:
-    """Everything that `ooco-gym perf` shows, as a JSON-able mapping: of decode steps (each batch size at each context
-    length), prefills of one prompt, what saturates and fits, `colocated_throughput` of the arguments `throughput`,
-    and `warnings` where sizes leave what the chip's figures were fitted on."""
+    """Returns the numbers of `ooco-gym perf` as a JSON-able mapping: decode steps (each batch size
+    at each context length), prefills of one prompt, saturation, capacity, `colocated_throughput` of
+    the arguments `throughput`, and `warnings` for sizes beyond what the chip's numbers were fitted
+    on."""
     check_keys("throughput", throughput, _THROUGHPUT_KEYS)
     for name, value in throughput.items():
         if not (is_whole(value) if name == "batch" else is_number(value)):
@@ -95,7 +96,7 @@ def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
-    """The figures that are one number each, as sentences."""
+    """Returns the single numbers as sentences."""
     capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
     tokens = saturation["prefill_tokens"]
     prefill_from = (f"Prefill saturates at {tokens} tokens: from there on" if tokens
@@ -157,14 +158,14 @@ class IterationReport(NamedTuple):
     """One prefill or decode iteration, broken down by operator (OOCO 3.3.3).
 
     Attributes:
-        latency_s: of the whole iteration, overhead included.
+        latency_s: latency of the whole iteration, overhead included.
         operator_shares: share of the latency by operator; they sum to 1.
-        resource_shares: share of the latency by what limits it: compute, memory bandwidth, communication, overhead.
-            A kernel's launch counts to what limits the kernel.
-        bottleneck: "capacity" where the KV memory could not take one more request of the batch's mean context,
-            otherwise the resource with the largest share.
-        tokens: tokens computed.
-        kv_share: KV tokens of the batch over those that fit; above 1 the batch does not fit.
+        resource_shares: share of the latency by limit: compute, memory bandwidth, communication,
+            overhead. A kernel's launch counts as the kernel's limit.
+        bottleneck: "capacity" if KV memory has no room for one more request of the batch's mean
+            context, otherwise the resource with the largest share.
+        tokens: computed tokens.
+        kv_share: KV tokens of the batch over those that fit; above 1 it does not fit.
     """
 
     latency_s: float
@@ -176,14 +177,14 @@ class IterationReport(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens computed a second."""
+        """Computed tokens per second."""
         return self.tokens / self.latency_s
 
 
 def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float, float]] = (),
                        decode: Sequence[float] = ()) -> IterationReport:
-    """Breaks one iteration down by operator: of prompts `(q, kv)` (new tokens, context with them) that complete their
-    prefill, or of requests that decode at these context lengths. Mean lengths need not be whole numbers.
+    """Breaks one iteration down by operator: prompts `(q, kv)` (new tokens, context with them) that
+    complete their prefill, or decodes at these context lengths. Mean lengths need not be integers.
 
     Raises:
         UserError: both kinds at once, or none.
@@ -210,9 +211,10 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
 
 
 def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | None:
-    """The smallest number of tokens of a single prompt, up to `limit`, from which compute-bound operators take more
-    than half the time; None where there is none. Overhead and communication are left out: they depend on the host
-    and the links, not on the roofline. The paper's text gives about 250 to 300 on 910C."""
+    """Returns the smallest length of a single prompt, up to `limit` tokens, from which
+    compute-bound operators take more than half the time, or None. Overhead and communication are
+    left out, as they depend on host and links, not on the roofline. The paper gives about 250 to
+    300 on 910C."""
     tokens = np.arange(1, limit + 1, dtype=np.float64)
     compute, other = np.zeros(limit), np.zeros(limit)
     form, shard = deployment.form, deployment.shard
@@ -256,8 +258,9 @@ def _attention(attention: Attention, *features: np.ndarray) -> OperatorCost:
 
 
 class Throughput(NamedTuple):
-    """Steady state of one instance under endless load: prompt and output tokens a second together (as Table 6 counts),
-    output tokens alone, requests completed, the decode batch, and the share of the time spent on prefill."""
+    """Steady state of one instance under endless load: prompt and output tokens per second together
+    (as in Table 6), output tokens per second, completed requests per second, the decode batch, and
+    the share of time spent on prefill."""
 
     tokens_per_s: float
     output_tokens_per_s: float
@@ -268,15 +271,15 @@ class Throughput(NamedTuple):
 
 def colocated_throughput(deployment: Deployment, prompt_tokens: float = 1512.30, output_tokens: float = 98.75,
                          batch: int = 256) -> Throughput:
-    """Estimates the throughput of one non-disaggregated instance at its limit, all requests of mean length (by default
-    Azure Conv's; OOCO, Table 5).
+    """Estimates the throughput of one non-disaggregated instance at its limit, with requests of
+    mean length (default: Azure Conv's; OOCO, Table 5).
 
-    A request costs a prefill iteration of its own, and for each output token after the first its share of a decode
-    step of `batch` requests (fewer where KV memory does not hold as many whole ones), half of their output
+    A request costs its own prefill iteration, and for each output token after the first its share
+    of a decode step of `batch` requests (fewer if KV memory is too small) with half their output
     generated.
 
     Raises:
-        UserError: a length or size below 1, or not one request fits.
+        UserError: a length or size below 1, or no request fits.
     """
     for name, value in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens), ("batch", batch)):
         if value < 1:

@@ -1,4 +1,5 @@
-"""A model on chips: whether it fits, how much KV memory is left, and where a run leaves its chip's sizes."""
+"""A model on chips: whether it fits, its KV memory, and warnings for sizes beyond the chip's
+measured ranges."""
 
 from __future__ import annotations
 
@@ -21,29 +22,32 @@ _TIMING = ("name", "causal_factor")
 class Deployment:
     """One instance: `model` on `tp * pp` chips.
 
-    A single iteration runs through the pipeline's stages one after the other, so its latency is their sum plus the
-    transfer of activations. Weights and KV memory are spread evenly over all chips. What of the chip was not
-    measured is in `remarks`; a command says it once.
+    An iteration runs through the pipeline's stages in sequence, so its latency is their sum plus
+    the transfer of activations. Weights and KV memory are spread evenly over all chips. `remarks`
+    names what was not measured; a command prints it once.
 
     Attributes:
         kv_fraction: share of each chip's memory that weights and KV cache may take together.
         timing: name of the timing form (`ooco_gym.perf.timing`).
-        block_tokens: tokens of a KV block.
+        block_tokens: tokens per KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
-        known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
-        expert_parallel: whether each of the chips that share experts has whole ones, rather than a part of every one.
-        moe_backend: kernel of experts of 4 bits: `` is Triton's (vLLM's choice for MXFP4), `marlin` that of
-            `VLLM_MXFP4_USE_MARLIN=1` or `--moe-backend marlin`, slower with prompts.
-        data_parallel: ranks of which this is one: each has the model but its experts, which are spread over the chips
-            of all (vLLM's data_parallel_size). Bytes and chips are those of one rank; times are as where all ranks
-            have as many tokens.
-        memory: account of the memory: `fraction` has `kv_fraction` of the datasheet's for weights and KV cache, `vllm`
-            that share of the real memory, less the peak that the engine profiles (`ooco_gym.perf.memory`).
-        max_num_batched_tokens: with `vllm`, the token budget that the engine profiles; 0: as shipped on the card.
-        max_num_seqs: with `vllm`, the sequences that it samples then; 0: as shipped on the card.
+        known_kv_blocks: number of KV blocks if known (from an engine's log), else computed.
+        expert_parallel: whether the chips that share experts have whole ones each, not a part of
+            every one.
+        moe_backend: kernel of 4-bit experts: `` is Triton's (vLLM's choice for MXFP4), `marlin`
+            that of `VLLM_MXFP4_USE_MARLIN=1` or `--moe-backend marlin`, slower with prompts.
+        data_parallel: number of ranks in this rank's group. Each has the model except experts,
+            which are spread over all ranks' chips (vLLM's data_parallel_size). Bytes and chips are
+            one rank's; times assume equal tokens on all ranks.
+        memory: memory account: `fraction` gives weights and KV cache `kv_fraction` of the
+            datasheet's memory, `vllm` that share of the real memory, less the engine's profiled
+            peak (`ooco_gym.perf.memory`).
+        max_num_batched_tokens: with `vllm`, the token budget that the engine profiles; 0: the
+            card's default.
+        max_num_seqs: with `vllm`, the sequences that it samples then; 0: the card's default.
 
     Raises:
-        UserError: the weights do not fit, or the model cannot be split that way.
+        UserError: the weights do not fit, or the model cannot be split this way.
     """
 
     chip: ChipSpec
@@ -100,13 +104,13 @@ class Deployment:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Deployment:
-        """Builds a deployment from its fields; `chip` and `model` are names, paths or mappings, `link` a kind of link
-        between the chips where it is not the chip's own, `timing` is as
-        `timing_values` has it. A `memory` of None is `vllm` where the card's real memory is known, a `kv_fraction` of
-        None the account's own, a `timing` of None the chip's (`default_timing`).
+        """Builds a deployment from its fields. `chip` and `model` are names, paths or mappings,
+        `link` a kind of link other than the chip's own, `timing` as in `timing_values`. None gives
+        defaults: `memory` is `vllm` if the card's real memory is known, `kv_fraction` the
+        account's, `timing` the chip's (`default_timing`).
 
         Raises:
-            UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
+            UserError: unknown key or name, a value of the wrong type, weights that do not fit.
         """
         known = [*(item.name for item in fields(cls)), "link"]
         values = dict(config)
@@ -128,35 +132,35 @@ class Deployment:
 
     @property
     def chips(self) -> int:
-        """Number of chips of the instance; of data-parallel ranks, of one."""
+        """Number of chips of the instance, or of one data-parallel rank."""
         return self.tp * self.pp
 
     @property
     def peak_flops_per_s(self) -> float:
-        """Peak FLOP/s of all its chips, where its linear layers have 8 bits at that of 8 bits."""
+        """Peak FLOP/s of all its chips, at 8 bits if its linear layers have 8 bits."""
         peaks = (self.chip.peak_flops_per_s, self.chip.peak_fp8_flops_per_s * (self.model.linear_bytes == 1))
         return self.chips * max(peaks)
 
     @property
     def form(self) -> TimingForm:
-        """The timing form of its chip."""
+        """The timing form for its chip."""
         return timing_form(self.timing).on(self.chip)
 
     @property
     def shard(self) -> Shard:
-        """Model and chips as the timing form takes them; an all-reduce that was not measured is the link's."""
+        """Model and chips for the timing form; an unmeasured all-reduce is the link's."""
         chip = with_allreduce(self.chip, self._linked)
         return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel, self.moe_backend,
                      self.data_parallel)
 
     @property
     def _linked(self) -> int:
-        """Chips of its widest all-reduce, whose figures of a link count for all."""
+        """Chips of its widest all-reduce, whose link parameters apply to all."""
         return self.tp * self.data_parallel if self.tp * self.data_parallel > 1 else self.pp
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on figures of the chip that were not measured, and what stands in for them."""
+        """Sentences on numbers of the chip that were not measured, and their stand-ins."""
         found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing, self.moe_backend)]
         if self.chip.mixed_like and self.form.mixed_kernel(self.shard):
             found.append(f"chip '{self.chip.name}': chunks and decodes in one kernel were not measured: they take what "
@@ -169,39 +173,40 @@ class Deployment:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights of the whole instance; of data-parallel ranks, those that lie on one's chips."""
+        """Bytes of the weights of the whole instance, or of those on one data-parallel rank's
+        chips."""
         experts = self.model.expert_weights * self.model.expert_bytes
         return round(self.model.weight_bytes - experts * (1.0 - 1.0 / self.data_parallel))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes of a token over the whole instance; heads are replicated where `tp` exceeds them. Layers of a
-        sliding window are left out: they keep their window alone."""
+        """KV bytes of a token over the whole instance; heads are replicated if `tp` exceeds them.
+        Sliding-window layers are left out, as they keep only their window."""
         model, heads = self.model, max(self.model.kv_heads, self.tp)
         width = model.kv_lora_rank + model.rope_head_dim if model.kv_lora_rank else 2 * model.head_dim
         return round((model.layers - model.window_layers) * heads * width * model.kv_bytes)
 
     @property
     def kv_capacity_bytes(self) -> float:
-        """Bytes left for KV after the weights; negative where these do not fit."""
+        """Bytes left for KV after the weights; negative if these do not fit."""
         return self.usable_bytes - self.weight_bytes
 
     @property
     def card_bytes(self) -> float:
-        """Memory of one chip, as the account has it."""
+        """Memory of one chip by the account."""
         real = self.chip.device_memory_bytes if self.memory == "vllm" else 0.0
         return real or self.chip.memory_bytes
 
     @property
     def batch_limits(self) -> tuple[int, int]:
-        """Token budget and seats that the engine profiles its peak with."""
+        """Token budget and number of sequences with which the engine profiles its peak."""
         tokens, seats = batch_defaults(self.chip.name, self.chip.memory_bytes)
         tokens = self.max_num_batched_tokens or tokens
         return tokens, self.max_num_seqs or min(seats, tokens)
 
     @property
     def peak_bytes(self) -> float:
-        """Bytes of one chip that the engine keeps for its own work; 0 where the account has none."""
+        """Bytes of one chip that the engine keeps for its own work; 0 if the account ignores it."""
         return self._peak_bytes(self.tp) if self.memory == "vllm" else 0.0
 
     @property
@@ -211,7 +216,7 @@ class Deployment:
 
     @property
     def kv_blocks(self) -> int:
-        """Whole KV blocks that fit, or those that are known to be there."""
+        """Number of KV blocks: the known one, or those that fit."""
         if self.known_kv_blocks is not None:
             return self.known_kv_blocks
         return max(0, int(self.kv_capacity_bytes // (self.kv_bytes_per_token * self.block_tokens)))
@@ -223,7 +228,8 @@ class Deployment:
 
     @property
     def bs_sat(self) -> int:
-        """Compute-saturated decode batch size: from here on every linear layer is bound by compute (OOCO 3.4.2)."""
+        """Compute-saturated decode batch size, from which every linear layer is compute-bound (OOCO
+        3.4.2)."""
         return self.form.saturation_batch(self.shard)
 
     def _peak_bytes(self, tp: int) -> float:
@@ -244,7 +250,8 @@ class Deployment:
 
 
 def sparse_remark(chip: ChipSpec, model: ModelSpec, timing: str, moe_backend: str = "") -> str:
-    """Says in one sentence which kernels of experts, latent attention or 8 bits others stand in for; '' where none."""
+    """Returns a sentence if other kernels stand in for those of experts, latent attention or 8
+    bits, else ''."""
     kernels = {"linear layers of 8 bits": ("gemm_fp8", model.weight_dtype_bytes == 1),
                "experts": (expert_kernel(model.expert_bytes, moe_backend), model.experts),
                "latent attention": ("latent_decode", model.kv_lora_rank)}
@@ -259,7 +266,7 @@ def sparse_remark(chip: ChipSpec, model: ModelSpec, timing: str, moe_backend: st
 
 
 def split_error(model: ModelSpec, tp: int, pp: int) -> str:
-    """Says why `model` cannot be split over `tp` and `pp`; empty where it can."""
+    """Returns why `model` cannot be split over `tp` and `pp`, or ''."""
     if model.heads % tp:
         return f"tp={tp} does not divide its {model.heads} attention heads"
     if model.kv_heads % tp and tp % model.kv_heads:
@@ -275,8 +282,8 @@ def valid_tps(model: ModelSpec) -> list[int]:
 
 
 def default_timing(chips: Iterable[ChipSpec]) -> str:
-    """The timing form that counts where none is named: `extended` where the kernels of all chips were measured, else
-    the paper's."""
+    """The default timing form: `extended` if the kernels of all chips were measured, else the
+    paper's."""
     return "extended" if all(chip.extended and not chip.like for chip in chips) else "ooco"
 
 
@@ -305,9 +312,10 @@ def timing_values(timing: Any) -> dict[str, Any]:
 
 def validity_warnings(deployment: Deployment, *, max_batch: float | None = None, max_tokens: float | None = None,
                       max_context: float | None = None) -> list[str]:
-    """Says, a sentence each, where a run leaves what is known of its chip: sizes beyond its `validity` (largest decode
-    batch in requests, most tokens of an iteration and of a context; None leaves one out), a tensor-parallel degree
-    that was not measured, and with `timing=measured` operators that the tables lack."""
+    """Returns sentences on what a run uses beyond the chip's measured ranges: sizes beyond its
+    `validity` (decode batch in requests, tokens of an iteration and of a context; None leaves one
+    out), an unmeasured tensor-parallel degree, and with `timing=measured` operators missing from
+    the tables."""
     chip, valid = deployment.chip, deployment.chip.validity
     found = []
     if valid:
@@ -322,7 +330,7 @@ def validity_warnings(deployment: Deployment, *, max_batch: float | None = None,
             found.append(f"chip '{chip.name}': its figures were fitted for tp={degrees}; tp={deployment.tp} is "
                          "extrapolated")
     if deployment.timing == "measured":
-        from ooco_gym.perf.timing.measured import unmeasured  # the kernels, which other forms do without
+        from ooco_gym.perf.timing.measured import unmeasured  # imports the kernels, which other forms do not need
 
         missing = unmeasured(deployment.shard)
         roofline = "extended" if chip.extended else "ooco"

@@ -1,4 +1,4 @@
-"""The engine's own clock: what its host takes beside what the chip computes, and when it schedules (docs/timing.md)."""
+"""The engine's clock: host time of iterations, and when the engine schedules (docs/timing.md)."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ import numpy as np
 from ooco_gym.errors import UserError, check_keys, is_number, whole_number
 from ooco_gym.resources import load_yaml
 
-LONGEST_S = 60.0  # of one iteration's host time
+LONGEST_S = 60.0  # upper limit of an iteration's host time
 MOST_TEMPLATE_TOKENS = 100_000
 
 
 @dataclass(frozen=True)
 class EngineClock:
-    """An engine's host: 0 everywhere and synchronous, the chip's time alone counts, as in OOCO.
+    """Host times of an engine. With all 0 and synchronous scheduling only the chip's time counts,
+    as in OOCO.
 
-    With asynchronous scheduling an iteration of a mixed instance is composed while the one before it runs, as in vLLM
-    (`step_with_batch_queue`): what arrives meanwhile waits for the iteration after it, and a token that is not known
-    yet is counted on. Rules of which the engine cannot do so keep to synchronous scheduling (`Policy`).
+    With asynchronous scheduling an iteration of a mixed instance is composed while the previous one
+    runs, as in vLLM (`step_with_batch_queue`). Arrivals meanwhile wait for the iteration after it,
+    and tokens not known yet are assumed to come. Rules whose engine cannot do this schedule
+    synchronously (`Policy`).
 
     Attributes:
-        name: of the preset.
-        decode_s: of an iteration of decodes alone, whose launches one CUDA graph holds, in seconds.
-        prefill_s: of an iteration with prompts, whose kernels are launched one by one or in pieces.
-        prefill_token_s: for each token of such an iteration: kernels that a compiled graph would have fused.
-        sequence_s: for each sequence of any iteration: scheduling, sampling and detokenising what is not hidden.
-        schedule_s: composing an iteration; with asynchronous scheduling it is hidden as far as an iteration lasts as
-            long.
-        async_scheduling: whether an iteration is composed while the one before it runs.
-        frontend_s: from a request's arrival to the engine's queue and from a token to its client, in seconds.
-        frontend_token_s: the same for each token of the prompt.
+        name: name of the preset.
+        decode_s: per iteration of only decodes, whose launches are one CUDA graph, in seconds.
+        prefill_s: per iteration with prompts, whose kernels are launched one by one or in pieces.
+        prefill_token_s: per token of such an iteration: kernels that a compiled graph would fuse.
+        sequence_s: per sequence of any iteration: scheduling, sampling and detokenising that is not
+            hidden.
+        schedule_s: composing an iteration; asynchronous scheduling hides it behind longer
+            iterations.
+        async_scheduling: whether an iteration is composed while the previous one runs.
+        frontend_s: time from a request's arrival to the engine's queue plus from a token to its
+            client, in seconds.
+        frontend_token_s: the same per token of the prompt.
         template_tokens: tokens that the chat template adds to each prompt.
-        source: what it was measured on, in words.
+        source: hardware and engine of the measurement.
 
     Raises:
-        UserError: a key that it has not, or a figure that is none.
+        UserError: an unknown key, or an invalid value.
     """
 
     name: str = "none"
@@ -55,7 +59,7 @@ class EngineClock:
 
     @classmethod
     def load(cls, value: str | Mapping[str, Any] | None) -> EngineClock:
-        """Loads a clock by its name in conf/engine_clock, a file, or a mapping; None is `none`."""
+        """Loads a clock by name in conf/engine_clock, file, or mapping; None gives `none`."""
         if value is None:
             return NO_HOST_TIME
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("engine_clock", value)
@@ -80,7 +84,7 @@ class EngineClock:
         return self.frontend_s > 0 or self.frontend_token_s > 0
 
     def frontend_ps(self, prompt_tokens: np.ndarray) -> np.ndarray:
-        """Front-end time of requests with so many prompt tokens, in ps: int64[n]."""
+        """Front-end time of requests by prompt tokens, in ps: int64[n]."""
         seconds = self.frontend_s + self.frontend_token_s * prompt_tokens.astype(np.float64)
         return np.rint(1e12 * seconds).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""Reads the fields of a dataclass from a mapping, as a YAML file of `conf` or of a user has it."""
+"""Reads the fields of a dataclass from a mapping, such as a YAML file of `conf` or of a user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Read = TypeVar("Read")
 
 
 def read_fields(cls: type[Read], values: Any, where: str, convert: Callable[[str, str, Any], Any]) -> Read:
-    """Builds a dataclass from values by field; fields with a default may be missing. `convert` makes a value of what a
-    message begins with (after `where`), the field's type as written, and what was given.
+    """Builds a dataclass from values by field; fields with a default may be missing. `convert`
+    takes the prefix of error messages, the field's type as written and the given value, and returns
+    the field's value.
 
     Raises:
-        UserError: no mapping, an unknown or missing field, or what `convert` refuses.
+        UserError: not a mapping, an unknown or missing field, or a value that `convert` refuses.
     """
     check_fields(cls, values, where)
     known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
@@ -31,10 +32,10 @@ def read_fields(cls: type[Read], values: Any, where: str, convert: Callable[[str
 
 
 def check_fields(cls: type, values: Any, where: str) -> None:
-    """Refuses what is no mapping, or has a key that is no field.
+    """Raises UserError unless `values` is a mapping whose keys are fields.
 
     Raises:
-        UserError: names the nearest field.
+        UserError: with the nearest field.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{where} must be a mapping, got '{values}'")
@@ -45,7 +46,7 @@ def check_fields(cls: type, values: Any, where: str) -> None:
 
 
 def number(value: Any) -> float:
-    """A number, also one such as `80e9`, which YAML 1.1 takes for text; NaN where it is none."""
+    """Converts to a number, also `80e9`, which YAML 1.1 reads as text; NaN if it is none."""
     try:
         return float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError, OverflowError):
@@ -53,7 +54,7 @@ def number(value: Any) -> float:
 
 
 def at_least_0(where: str, _: str, value: Any) -> float:
-    """A number of at least 0, or infinity.
+    """Reads a number of at least 0, or infinity.
 
     Raises:
         UserError: it is none.
@@ -65,7 +66,7 @@ def at_least_0(where: str, _: str, value: Any) -> float:
 
 
 def sizes(where: str, kind: str, value: Any) -> Any:
-    """A whole number of at least 1, or None; of a field that is a tuple, a list of them.
+    """Reads an integer of at least 1, or None; for a tuple field, a list of these.
 
     Raises:
         UserError: it is none.
@@ -81,8 +82,8 @@ def sizes(where: str, kind: str, value: Any) -> Any:
 
 
 def load_values(group: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The values of a name in `conf/<group>`, of a YAML file or of a mapping, `name` among them; and what messages
-    begin with."""
+    """Returns the values of a name in `conf/<group>`, of a YAML file or of a mapping, with `name`;
+    and the prefix of error messages."""
     if isinstance(source, Mapping):
         values = {"name": "custom", **source}
     else:
@@ -114,7 +115,8 @@ def convert(where: str, kind: str, value: Any) -> Any:
 
 
 def check_numbers(spec: Any, where: str, zero_allowed: set[str]) -> None:
-    """Refuses a number of a dataclass that is not positive, or 0 where that is no value."""
+    """Raises UserError for a number of a dataclass that is not positive, or 0 if that is not
+    allowed."""
     for item in fields(spec):
         value = getattr(spec, item.name)
         if str(item.type) in ("float", "int") and not (value > 0 or (value == 0 and item.name in zero_allowed)):

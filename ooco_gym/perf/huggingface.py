@@ -1,4 +1,4 @@
-"""A model from its Hugging Face `config.json`: what of it a `ModelSpec` has, and what cannot be told."""
+"""Reads a model's `ModelSpec` fields from its Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ooco_gym.errors import UserError, unknown
 FAMILIES: dict[str, dict[str, bool]] = {
     "llama": {}, "mistral": {}, "mixtral": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True},
     "qwen3_moe": {"qk_norm": True}, "deepseek_v3": {}, "kimi_k2": {}, "gpt_oss": {"qkv_bias": True, "dense_bias": True}}
-"""By `model_type`, what the modelling code has and no key says."""
+"""By `model_type`: properties of the modelling code that no key gives."""
 _DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _BITS = {"fp8": 8.0, "mxfp4": 4.25, "modelopt": 8.0, "fbgemm_fp8": 8.0}
-"""Of a weight, by `quant_method`, with the scale that 32 of them share."""
+"""Bits of a weight by `quant_method`, with the scale that 32 weights share."""
 
 
 def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a `ModelSpec`.
+    """Returns the fields of a `ModelSpec`.
 
     Raises:
-        UserError: a family that is none of `FAMILIES`, a key that is missing, or an architecture with no fields here.
+        UserError: a family outside `FAMILIES`, a missing key, or an unsupported architecture.
     """
-    config = {**config, **(config.get("text_config") or {})}  # of a model that sees, what of it reads and writes
+    config = {**config, **(config.get("text_config") or {})}  # the text part of a vision model
     family = re.sub(r"(_5)?_vl|_text$", "", str(config["model_type"]))
     if family not in FAMILIES:
         raise unknown(f"model_type of {where}", family, FAMILIES)
@@ -67,7 +67,7 @@ def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _positions(positions: int, scaling: Mapping[str, Any]) -> int:
-    """How long a request may be where positions are scaled, as vLLM derives it."""
+    """Longest request with scaled positions, as vLLM derives it."""
     kind, factor = str(scaling.get("rope_type", scaling.get("type", ""))), scaling.get("factor", 1.0)
     if "yarn" in kind:
         return round(scaling.get("original_max_position_embeddings", positions) * factor)
@@ -75,7 +75,7 @@ def _positions(positions: int, scaling: Mapping[str, Any]) -> int:
 
 
 def _bytes(quantised: Mapping[str, Any], where: str) -> dict[str, float]:
-    """Bytes of a weight and of keys and values, from how the file says that they are stored."""
+    """Bytes of a weight and of keys and values, from the file's quantisation."""
     method = str(quantised.get("quant_method", ""))
     group = next(iter((quantised.get("config_groups") or {"": {}}).values())).get("weights") or {}
     bits = quantised.get("bits") or group.get("num_bits") or _BITS.get(method)

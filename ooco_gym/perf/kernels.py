@@ -1,8 +1,9 @@
-"""Kernels as measured GPUs run them: the parameters of `timing=extended`, and what each kernel takes.
+"""Kernels of measured GPUs: the parameters of `timing=extended`, and each kernel's time.
 
-Every operator is a launch plus a p-norm of its roofs, `(a^p + b^p)^(1/p)`: neither roof is reached near the ridge.
-What else differs from the roofline is said at each function. Times are in seconds, sizes in bytes, for one operator of
-one layer on one chip; arrays are broadcast against each other. `ooco-gym calibrate` fits the parameters.
+Every operator is a launch plus a p-norm of its roofs, `(a^p + b^p)^(1/p)`: neither roof is reached
+near the ridge. Each function names its other differences from the roofline. Times are in seconds,
+sizes in bytes, for one operator of one layer on one chip; arrays are broadcast. `ooco-gym
+calibrate` fits the parameters.
 """
 
 from __future__ import annotations
@@ -19,40 +20,42 @@ from ooco_gym.perf.fields import at_least_0, read_fields
 from ooco_gym.rounding import steady
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
-"""Rows and columns of output that one block of a GEMM computes: the menu from which the best one is taken."""
+"""Candidate tiles of a GEMM: rows and columns of output that one block computes."""
 TALL_ROWS = 2048
-"""Rows from which `GemmParameters.tall` counts."""
+"""Rows from which `GemmParameters.tall` applies."""
 
 WORK_EXPONENT, CACHE_EXPONENT = 6.0, 4.0
-"""Of a decode's compute and memory beside a chunk, and of how soon a cache that is too small does not help at all."""
+"""Exponents of the norm of a decode's compute and memory beside a chunk, and of the loss of cache
+hits when the cache is too small."""
 MIXED_CHAINS = 2.6
-"""Chains of a single block that each token beyond the mean context takes beside a chunk, where skew was not measured:
-as on an RTX 4090 and an RTX PRO 6000 (vLLM 0.19, FlashAttention)."""
+"""Chains of a single block per token beyond the mean context, beside a chunk, if skew was not
+measured: the value of an RTX 4090 and an RTX PRO 6000 (vLLM 0.19, FlashAttention)."""
 EVENLY = 0.5
-"""Share of the skew of two lengths that a server's batch has, whose contexts are spread between the mean and the
-longest: others' work fills part of the time in which the longest one's block ends. An estimate for the batches of a
-served trace says that it is well below 1; the figure itself was settled beside the recorded RTX 4090 run (validity)."""
+"""Share of the two-length skew in a server's batch, whose contexts are spread between the mean and
+the longest, so other work fills part of the longest block's tail. Batches of a served trace put it
+well below 1; the value was chosen on the recorded RTX 4090 run (validity)."""
 
 HALF_BLOCK = 0.5 / math.log(2.0)
-"""Half a block of rows by the mean tokens of an expert, where blocks are the next power of two: their mean ratio."""
+"""Mean ratio of half a block of rows to the mean tokens of an expert, if blocks are the next power
+of two."""
 
 _Parameters = TypeVar("_Parameters", bound="_Mapped")
 
 
 class _Mapped:
-    """Parameters that are read from a mapping (of a chip's YAML) and written to one."""
+    """Parameters read from a mapping (of a chip's YAML) and written to one."""
 
     @classmethod
     def from_mapping(cls: type[_Parameters], values: Any, where: str = "") -> _Parameters:
         """Reads the parameters, numbers of at least 0; fields with a default may be missing.
 
         Raises:
-            UserError: says after `where` which field is none.
+            UserError: names the wrong field after `where`.
         """
         return read_fields(cls, values, where or cls.__name__, at_least_0)
 
     def to_mapping(self) -> dict[str, float]:
-        """The parameters by field, ready for a YAML file."""
+        """The parameters by field, for a YAML file."""
         return {key: float(value) for key, value in vars(self).items()}
 
 
@@ -64,94 +67,95 @@ class GemmParameters(_Mapped):
     memory_bytes_per_s: float
     launch_s: float = 0.0
     exponent: float = 8.0
-    """Of the norm, at least 1."""
+    """Exponent of the norm, at least 1."""
     depth: float = 0.0
-    """Inner widths for which a block's start and end cost as much as its work: compute grows by `1 + depth / k`."""
+    """Inner width at which a block's start and end cost as much as its work: compute grows by `1 +
+    depth / k`."""
     waste: float = 0.0
-    """Power of what whole waves of blocks waste; 0 leaves it out."""
+    """Power of the growth by whole waves of blocks; 0: ignored."""
     padding: float = 0.0
-    """Power of what whole tiles waste; 0 leaves it out."""
+    """Power of the growth by whole tiles; 0: ignored."""
     edge: float = 0.0
-    """Rows or columns' worth that a tile's edge costs: compute grows by `1 + edge / rows + edge / columns` of the
-    tile, so that a small tile, which wastes less, does less at once."""
+    """Cost of a tile's edge in rows or columns: compute grows by `1 + edge / rows + edge / columns`
+    of the tile, so small tiles, which waste less, are less efficient."""
     tall: float = 0.0
-    """Growth of compute for each doubling of the rows beyond 2048 (caches that no longer hold, clocks that fall)."""
+    """Growth of compute per doubling of the rows beyond 2048 (cache misses, falling clocks)."""
     units: float = 108.0
     """Blocks that run at once (streaming multiprocessors)."""
     cast: float = 0.0
-    """Times that a byte of each input element moves outside the norm: activations are written anew in 8 bits."""
+    """Moves of a byte per input element outside the norm, for rewriting activations in 8 bits."""
 
 
 @dataclass(frozen=True)
 class ExpertParameters(_Mapped):
-    """The experts of a layer, chosen and mixed: `experts_s`."""
+    """The experts of a layer, with routing and combining: `experts_s`."""
 
     flops_per_s: float
     memory_bytes_per_s: float
     launch_s: float = 0.0
     exponent: float = 8.0
     block_rows: float = 0.0
-    """Rows that each expert computes beyond its tokens, at least: blocks are filled up."""
+    """Least rows that each expert computes beyond its tokens, as blocks are filled up."""
     block_most: float = 0.0
-    """Most such rows: blocks grow with the tokens of an expert, and its last one is half full in the mean; 0: they are
-    `block_rows` at any size."""
+    """Most such rows: blocks grow with an expert's tokens, and the last one is half full on
+    average; 0: always `block_rows`."""
     gathers: float = 0.0
-    """Times that the hidden state of each choice moves beyond the roofs."""
+    """Moves of the hidden state of each choice beyond the roofs."""
     inner: float = 0.0
-    """Times that the inner activations of each choice do."""
+    """Moves of the inner activations of each choice beyond the roofs."""
     depth: float = 0.0
-    """Inner widths for which a block's start and end cost as much as its work, as of a linear layer."""
+    """Inner width at which a block's start and end cost as much as its work, as in a linear layer."""
 
 
 @dataclass(frozen=True)
 class PrefillAttentionParameters(_Mapped):
-    """Attention of new tokens to all that came before: `prefill_attention`."""
+    """Attention of new tokens to all earlier ones: `prefill_attention`."""
 
     flops_per_s: float
     memory_bytes_per_s: float
     launch_s: float = 0.0
     exponent: float = 8.0
     row_tokens: float = 0.0
-    """Tokens of context that each row costs beyond those that it looks at."""
+    """Cost of each row in tokens of context, beyond those attended to."""
     critical_flops_per_s: float = 0.0
-    """Rate of a single block of rows, which walks through the whole context on its own; 0 leaves it out."""
+    """Rate of a single block of rows, which goes through the whole context alone; 0: ignored."""
     reread: float = 0.0
-    """Times that keys and values are read beyond the roofs."""
+    """Reads of keys and values beyond the roofs."""
     tile: float = 128.0
-    """Rows are padded to a multiple of it."""
+    """Rows are padded to a multiple of this."""
     causal: float = 0.5
-    """Share of its own new tokens that a row does not look at: 0.5 is the causal triangle."""
+    """Share of the new tokens that a row does not attend to: 0.5 is the causal triangle."""
     packed: float = 0.0
-    """1: the query heads that share a key/value head lie in one tile, so a row of it is one head's (0: no)."""
+    """1: query heads that share a key/value head lie in one tile, with one head per row; 0: no."""
     softmax_width: float = 0.0
-    """The softmax of a score costs as much as this many more elements of the head."""
+    """Cost of a score's softmax in elements of the head."""
     store_s: float = 0.0
-    """To write a new token's key and value: for each element of the key, outside the norm."""
+    """Time to write a new token's key and value, per element of the key, outside the norm."""
     store_width: float = 512.0
-    """Elements of the key from which `store_s` counts no more: blocks are as wide as that."""
+    """Elements of the key, the width of a block, from which `store_s` stops growing."""
     split_rows: float = 0.0
-    """Rows of all heads that fill the chip once: fewer have their earlier context split among blocks, so that its
-    chain is so much shorter and is read again (`reread`) so much less; 0: a context is never split."""
+    """Rows of all heads that fill the chip once. With fewer, earlier context is split among blocks,
+    which shortens its chain and its rereads (`reread`) in proportion; 0: never split."""
 
 
 @dataclass(frozen=True)
 class DecodeAttentionParameters(_Mapped):
-    """Attention of one new token a request: `decode_attention`."""
+    """Attention of one new token per request: `decode_attention`."""
 
     flops_per_s: float
     memory_bytes_per_s: float
     launch_s: float = 0.0
     exponent: float = 8.0
     group_rows: float = 1.0
-    """Query heads that share a key/value head are padded to as many rows."""
+    """Query heads that share a key/value head are padded to this many rows."""
     request_head_s: float = 0.0
-    """For each request and key/value head of the chip, however short its context: a third roof."""
+    """Third roof: time per request and key/value head of the chip, at any context."""
     critical_s_per_token: float = 0.0
-    """For each token of the mean context: the longest chain of one request, a fourth roof."""
+    """Fourth roof: time per token of the mean context, the longest chain of one request."""
     lone_launch_s: float = 0.0
-    """`launch_s` where no heads share keys and values (some kernels differ there); 0: the same."""
+    """`launch_s` if no heads share keys and values (some kernels differ); 0: the same."""
     lone_critical_s_per_token: float = 0.0
-    """`critical_s_per_token` where no heads share keys and values; 0: the same."""
+    """`critical_s_per_token` if no heads share keys and values; 0: the same."""
 
 
 @dataclass(frozen=True)
@@ -159,41 +163,45 @@ class MixedAttentionParameters(_Mapped):
     """Chunks of prompts and decodes in one kernel: `mixed_attention`."""
 
     head_s: float
-    """For each query head of each decode: to start and end a block of rows."""
+    """Time per query head of a decode to start and end a block of rows."""
     head_s_per_token: float
-    """For each query head of each decode and token of its context: a whole tile of rows is computed for one."""
+    """Time per query head of a decode and token of its context, as a whole tile is computed for one
+    row."""
     memory_bytes_per_s: float
-    """Rate at which keys and values are read."""
+    """Read rate of keys and values."""
     cache_bytes: float = 0.0
-    """Keys and values of one key/value head, all decodes together, from which the query heads that share it read them
-    again rather than find them in the cache; 0: they always find them."""
+    """Size of one head's keys and values, over all decodes, from which query heads that share it
+    read them again instead of from the cache; 0: always cached."""
     head_s_per_chunk_token: float = 0.0
-    """For each query head of each decode and new token of the chunk: blocks are laid out for the longest query, so a
-    decode has as many as the chunk, all but one of them empty."""
+    """Time per query head of a decode and new token of the chunk: blocks are laid out for the
+    longest query, so a decode has as many as the chunk, all but one empty."""
     critical_s_per_token: float = 0.0
-    """For each token of the mean context: the chain of a single block."""
+    """Time per token of the mean context: the chain of a single block."""
     exponent: float = 2.0
-    """Of the norm of that chain and of all the work."""
+    """Exponent of the norm of that chain and all the work."""
     launch_s: float = 0.0
-    """What the kernel takes once, whatever it is given; the chunk's own time has it too."""
+    """Fixed time of the kernel, which the chunk's own time also includes."""
 
 
 @dataclass(frozen=True)
 class SkewParameters(_Mapped):
-    """Cost of contexts of different lengths beyond their mean: the block of the longest one ends after the others."""
+    """Cost of unequal context lengths: the block of the longest one ends after the others."""
 
     decode_s_per_token: float = 0.0
-    """For each token that the longest context of a decode step exceeds the mean, in batches of two lengths."""
+    """Time per token by which a decode step's longest context exceeds the mean, in batches of two
+    lengths."""
     decode_rows: float = 0.0
-    """Requests times key/value heads of the chip from which that counts; below it contexts are split over blocks."""
+    """Requests times key/value heads of the chip from which that applies; below, contexts are split
+    over blocks."""
     mixed_s_per_token: float = 0.0
-    """For each token that it exceeds the mean and the context of every chunk, where chunks run in the same kernel: that
-    does not split contexts."""
+    """Time per token by which it exceeds the mean and every chunk's context, in a kernel shared
+    with chunks, which does not split contexts."""
 
     @classmethod
     def from_chain(cls, mixed: MixedAttentionParameters) -> SkewParameters:
-        """Where skew was not measured: beside a chunk so many times the chain of a single block as on the measured
-        cards; decodes alone are taken to be balanced, as whether their contexts are split is the kernel's."""
+        """Returns skew for unmeasured chips: beside a chunk, the measured cards' multiple of a
+        single block's chain; decodes alone are assumed balanced, as kernels may split their
+        contexts."""
         return cls(mixed_s_per_token=MIXED_CHAINS * mixed.critical_s_per_token)
 
 
@@ -204,40 +212,44 @@ class AllReduceParameters(_Mapped):
     bytes_per_s: float
     latency_s: float = 0.0
     rank_latency_s: float = 0.0
-    """For each chip beyond the first."""
+    """Time per chip beyond the first."""
     exponent: float = 1.0
-    """Of the norm of latency and transfer; 1 adds them."""
+    """Exponent of the norm of latency and transfer; 1 adds them."""
     ramp_bytes: float = 0.0
-    """Moving `x` bytes takes as long as `x + sqrt(x * ramp_bytes)` would at full rate: links fill slowly."""
+    """Moving `x` bytes takes as long as `x + sqrt(x * ramp_bytes)` at full rate, as links fill
+    slowly."""
     direct_bytes_per_s: float = 0.0
-    """Rate at which a chip reads the whole payload of all others, the faster way for small ones; 0: there is none."""
+    """Rate at which a chip reads the whole payload of all others, faster for small ones; 0: not
+    available."""
     ring_latency_s: float = 0.0
-    """What the ring takes beyond that way's latency."""
+    """Latency of the ring beyond the direct way's."""
     switch_bytes: float = 0.0
     """Payload from which another kernel is used; 0: none."""
     switched_bytes_per_s: float = 0.0
     """Rate of that kernel; 0: the same."""
     switched_latency_s: float = 0.0
-    """Latency of that kernel, which has neither ramp nor latency by rank."""
+    """Latency of that kernel, which has no ramp and no latency per rank."""
 
 
 ELEMENTWISE = {"norm": "norm", "final_norm": "norm", "embedding": "embedding", "activation": "activation",
                "rotary": "rotary", "qk_norm": "qk_norm"}
-"""Kinds of element-wise operators that may have a launch and a rate of their own, by operator."""
+"""Kind of each element-wise operator; a kind may have its own launch and rate."""
 
 
 @dataclass(frozen=True)
 class ElementwiseParameters(_Mapped):
-    """Norms, activations, rotary positions, embeddings: `elementwise_s`. A kind without its own takes the common."""
+    """Norms, activations, rotary positions, embeddings: `elementwise_s`. A kind without its own
+    launch and rate takes the common ones."""
 
     memory_bytes_per_s: float
-    """Common rate; what fits the cache moves at the cache's, above the memory's."""
+    """Common rate; data that fits the cache moves at the cache's rate, above the memory's."""
     launch_s: float = 0.0
     exponent: float = 1.0
     cache_bytes: float = 0.0
-    """Bytes of one operator beyond which `spilled_bytes_per_s` counts: they fall out of the cache."""
+    """Bytes of one operator beyond which `spilled_bytes_per_s` applies, as they fall out of the
+    cache."""
     spilled_bytes_per_s: float = 0.0
-    """Bytes beyond take so much longer: `1 / spilled_bytes_per_s` each, besides; 0 leaves it out."""
+    """Each byte beyond takes `1 / spilled_bytes_per_s` longer; 0: ignored."""
     norm_launch_s: float = 0.0
     norm_bytes_per_s: float = 0.0
     embedding_launch_s: float = 0.0
@@ -250,7 +262,7 @@ class ElementwiseParameters(_Mapped):
     qk_norm_bytes_per_s: float = 0.0
 
     def of(self, name: str) -> tuple[float, float]:
-        """Launch and rate of an operator by name; the common ones where its kind has none."""
+        """Launch and rate of an operator by name, or the common ones."""
         kind = ELEMENTWISE.get(name, "")
         own = getattr(self, f"{kind}_bytes_per_s") if kind else 0.0
         return (getattr(self, f"{kind}_launch_s"), own) if own else (self.launch_s, self.memory_bytes_per_s)
@@ -263,12 +275,12 @@ class OverheadParameters(_Mapped):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     sequence_s: float = 0.0
-    """For each sequence of the iteration that gets a token (sampling, and what the engine does for it)."""
+    """Time per sequence that gets a token (sampling, and the engine's work for it)."""
 
 
 @dataclass(frozen=True)
 class ExtendedParameters:
-    """All kernels of a chip; None: not measured, so the roofline (`timing=ooco`) stands in for it."""
+    """All kernels of a chip; None: not measured, so the roofline (`timing=ooco`) stands in."""
 
     gemm: GemmParameters | None = None
     prefill_attention: PrefillAttentionParameters | None = None
@@ -277,20 +289,21 @@ class ExtendedParameters:
     elementwise: ElementwiseParameters | None = None
     overhead: OverheadParameters | None = None
     mixed_attention: MixedAttentionParameters | None = None
-    """None: chunks and decodes take the sum of their times."""
+    """None: times of chunks and decodes add up."""
     skew: SkewParameters | None = None
-    """None: contexts of different lengths take what their mean takes."""
+    """None: unequal contexts take the time of their mean."""
     gemm_fp8: GemmParameters | None = None
-    """Linear layers of 8 bits; None: those of 16, by the ratio of the datasheet's FLOP/s."""
+    """Linear layers of 8 bits; None: 16-bit ones, by the ratio of the datasheet's FLOP/s."""
     experts: ExpertParameters | None = None
     """None: as a linear layer."""
     experts_fp8: ExpertParameters | None = None
     experts_fp4: ExpertParameters | None = None
-    """Of fewer bits, multiplied in 16."""
+    """Experts of fewer bits, multiplied in 16 bits."""
     experts_marlin: ExpertParameters | None = None
-    """Likewise, by Marlin in place of Triton."""
+    """The same with Marlin instead of Triton."""
     latent_prefill: PrefillAttentionParameters | None = None
-    """Multi-head latent attention, and what is between its linear layers; None: as any attention."""
+    """Multi-head latent attention, with the work between its linear layers; None: as other
+    attention."""
     latent_decode: DecodeAttentionParameters | None = None
 
     @classmethod
@@ -300,12 +313,12 @@ class ExtendedParameters:
         Raises:
             UserError: an unknown kernel or field, or a value that is not a number of at least 0.
         """
-        read = read_fields(cls, values, where, lambda *_: None)  # refuses what is no kernel
+        read = read_fields(cls, values, where, lambda *_: None)  # refuses unknown kernels
         return replace(read, **{key: KERNELS[key].from_mapping(value, f"{where}.{key}")
                                 for key, value in values.items() if value is not None})
 
     def to_mapping(self) -> dict[str, dict[str, float]]:
-        """The parameters by kernel and field; kernels without parameters are left out."""
+        """The parameters by kernel and field, without missing kernels."""
         found = {name: getattr(self, name) for name in KERNELS}
         return {name: value.to_mapping() for name, value in found.items() if value is not None}
 
@@ -330,29 +343,33 @@ KERNELS: dict[str, type[_Mapped]] = {
 
 
 class Attention(NamedTuple):
-    """Seconds of the attention of one iteration, all layers together, from sums over the batch's requests: in O(1).
+    """Seconds of one iteration's attention, all layers together, from sums over the batch's
+    requests, in O(1).
 
-    A request with `q` new tokens and `kv` tokens of context (the new ones among them) has `rows = ceil(q / tile) *
-    tile` rows and `work = rows * (kv - causal * q)`. With the features `f = (sum work, sum rows, sum kv, requests)`,
-    the batch takes
+    A request with `q` new tokens and `kv` tokens of context (including the new ones) has `rows =
+    ceil(q / tile) * tile` rows and `work = rows * (kv - causal * q)`. With the features `f = (sum
+    work, sum rows, sum kv, requests)`, the batch takes
 
         launch_s + linear_s @ f + (sum_j (roofs_s[j] @ f) ** exponent + (critical_s * sum kv / requests) ** exponent)
         ** (1 / exponent)
 
-    and an exponent of infinity takes the largest of the terms: the roofline. In decode every request has one row
-    (`tile` and `causal` do not count: `work` is `kv`). Where contexts are split, `critical_s` and `linear_s[2]` count
-    of what is before the new rows `min(1, split * sum rows)` alone.
+    and an exponent of infinity takes the largest of the terms: the roofline. In decode every
+    request has one row (`tile` and `causal` do not apply: `work` is `kv`). If contexts are split,
+    `critical_s` and `linear_s[2]` count only the share `min(1, split * sum rows)` of the context
+    before the new rows.
 
     Attributes:
-        roofs_s: float64[r, 4], seconds for each unit of the features; usually a compute and a memory roof.
-        exponent: of the norm, at least 1, or infinity.
-        launch_s: once an iteration that has such attention.
+        roofs_s: float64[r, 4], seconds per unit of the features; usually a compute and a memory
+            roof.
+        exponent: exponent of the norm, at least 1, or infinity.
+        launch_s: seconds per iteration with such attention.
         linear_s: float64[4], added outside the norm.
-        critical_s: seconds for each token of the mean context: the longest chain of one block of rows.
-        split: share of the chip that a row fills, where contexts of few rows are split among blocks; 0: never.
-        tile: rows are padded to a multiple of it.
-        causal: share of its own new tokens that a row does not look at on average: 0 counts the whole square, 0.5 the
-            causal triangle.
+        critical_s: seconds per token of the mean context: the longest chain of one block of rows.
+        split: share of the chip that a row fills, if contexts of few rows are split among blocks;
+            0: never.
+        tile: rows are padded to a multiple of this.
+        causal: mean share of the new tokens that a row does not attend to: 0 is the whole square,
+            0.5 the causal triangle.
     """
 
     roofs_s: np.ndarray
@@ -365,13 +382,15 @@ class Attention(NamedTuple):
     causal: float = 0.0
 
     def of_prompts(self, q: np.ndarray, kv: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The four features of each prompt by itself, from its new tokens and its context, float64[n] each."""
+        """Returns the four features of each prompt, from its new tokens and its context, float64[n]
+        each."""
         q, kv = np.asarray(q, dtype=np.float64), np.asarray(kv, dtype=np.float64)
         rows = np.ceil(q / self.tile) * self.tile
         return rows * (kv - self.causal * q), rows, kv, np.ones(q.shape)
 
     def features(self, q: np.ndarray, kv: np.ndarray) -> np.ndarray:
-        """The four sums of one prefill batch: `q` new tokens and `kv` context of each prompt, both [n].
+        """Returns the four sums of one prefill batch: `q` new tokens and `kv` context of each
+        prompt, both [n].
 
         Returns:
             float64[4].
@@ -379,10 +398,10 @@ class Attention(NamedTuple):
         return np.array([part.sum() for part in self.of_prompts(q, kv)])
 
     def seconds(self, work: np.ndarray, rows: np.ndarray, context: np.ndarray, requests: np.ndarray) -> np.ndarray:
-        """Seconds from the four sums, element by element for arrays of batches."""
+        """Returns seconds from the four sums, elementwise for arrays of batches."""
         sums = np.stack(np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (work, rows, context, requests))), -1)
         terms = np.maximum((sums[..., None, :] * self.roofs_s).sum(axis=-1), 0.0)
-        if self.split:  # the chain, and what is read again, of a block's part of the earlier context
+        if self.split:  # chain and rereads cover a block's part of the earlier context
             left_out = 1.0 - np.minimum(1.0, self.split * sums[..., 1])
             sums[..., 2] -= left_out * np.maximum(sums[..., 2] - sums[..., 1], 0.0)
         if self.critical_s:
@@ -401,13 +420,13 @@ def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_by
 
 
 def gemm_launch_s(p: GemmParameters, m: ArrayLike, k: ArrayLike) -> np.ndarray:
-    """Seconds outside the norm: the launch, and activations that are written anew in 8 bits."""
+    """Seconds outside the norm: the launch, and rewriting activations in 8 bits."""
     return p.launch_s + p.cast * _array(m) * _array(k) / p.memory_bytes_per_s
 
 
 def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0,
                  weight_bytes: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds at the compute roof and at the memory roof; bytes of a weight are those of an activation where 0."""
+    """Seconds at the compute roof and at the memory roof; `weight_bytes` of 0: as an activation."""
     rows, inner, columns = _array(m), _array(k), _array(n)
     tall = 1.0 + p.tall * steady(np.log2(np.maximum(rows / TALL_ROWS, 1.0)))
     growth = quantisation(p, rows, columns) * (1.0 + p.depth / inner) * tall
@@ -420,10 +439,11 @@ def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dt
 def experts_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, read: ArrayLike, routed: ArrayLike,
               chosen: ArrayLike, weight_bytes: float = 2.0, dtype_bytes: float = 2.0,
               matrices: ArrayLike = 3) -> np.ndarray:
-    """Seconds of a layer's experts on one chip: `read` are touched and get `routed` of the `chosen` tokens of all.
+    """Seconds of a layer's experts on one chip: `read` experts get `routed` of all experts'
+    `chosen` tokens.
 
-    Each has so many matrices between `hidden` and `width`. The weights of those that are read move once, hidden states
-    in and out and between matrices; `launch` is that of all kernels.
+    Each has `matrices` matrices between `hidden` and `width`. Weights that are read move once, and
+    hidden states in, out and between matrices; `launch_s` covers all kernels.
     """
     moved = p.gathers * _array(hidden) + p.inner * _array(width)
     return p.launch_s + _array(chosen) * moved * dtype_bytes / p.memory_bytes_per_s + norm(
@@ -444,10 +464,10 @@ def experts_roofs_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, re
 
 
 def quantisation(p: GemmParameters, m: ArrayLike, n: ArrayLike) -> np.ndarray:
-    """Growth of a GEMM's compute by tiles and waves, for the tile of the menu that is best.
+    """Growth of a GEMM's compute by tiles and waves, for the best tile.
 
-    The output is padded to whole tiles (`padding`), tiles to whole waves of `units` (`waste`), and a tile's edges cost
-    besides (`edge`).
+    The output is padded to whole tiles (`padding`), tiles to whole waves of `units` (`waste`), and
+    a tile's edges cost extra (`edge`).
     """
     rows, columns = np.maximum(_array(m), 1.0), np.maximum(_array(n), 1.0)
     best = np.full(np.broadcast_shapes(rows.shape, columns.shape), np.inf)
@@ -462,12 +482,12 @@ def quantisation(p: GemmParameters, m: ArrayLike, n: ArrayLike) -> np.ndarray:
 
 def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: float, head_dim: float,
                       dtype_bytes: float = 2.0, kv_bytes: float = 0.0) -> Attention:
-    """Prefill attention of one layer on one chip that has `heads` query and `kv_heads` key/value heads.
+    """Prefill attention of one layer on one chip with `heads` query and `kv_heads` key/value heads.
 
-    Rows are padded to tiles, each looks at its causal part of the context plus `row_tokens`, queries and outputs as
-    well as keys and values move once, a single block of rows walks through the whole context (`critical`), or through
-    its share where the context is split, and the new keys and values are written to the cache (`store`). `kv_bytes`: of
-    a token of context; 0: of so many heads.
+    Rows are padded to tiles; each attends to its causal part of the context plus `row_tokens`.
+    Queries, outputs, keys and values move once. A single block of rows goes through the whole
+    context (`critical`), or its share of a split one. New keys and values are written to the cache
+    (`store`). `kv_bytes`: bytes per token of context; 0: from the heads.
     """
     q_bytes = 2.0 * dtype_bytes * heads * head_dim
     kv_bytes = kv_bytes or 2.0 * dtype_bytes * kv_heads * head_dim
@@ -484,7 +504,8 @@ def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: flo
 
 def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float, head_dim: float,
                      dtype_bytes: float = 2.0, kv_bytes: float = 0.0) -> Attention:
-    """Decode attention of one layer on one chip: one row a request, query heads padded to `group_rows` a group."""
+    """Decode attention of one layer on one chip: one row per request, query heads padded to
+    `group_rows` per group."""
     q_bytes = 2.0 * dtype_bytes * heads * head_dim
     kv_bytes = kv_bytes or 2.0 * dtype_bytes * kv_heads * head_dim
     compute = [4.0 * max(heads, kv_heads * p.group_rows) * head_dim / p.flops_per_s, 0.0, 0.0, 0.0]
@@ -498,10 +519,12 @@ def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float
 
 def mixed_work_s(p: MixedAttentionParameters, heads: float, kv_heads: float, head_dim: float, batch: ArrayLike,
                  context: ArrayLike, dtype_bytes: float = 2.0) -> np.ndarray:
-    """Seconds of work that decodes of a mean context bring to a kernel that has a chunk too, one layer on one chip.
+    """Seconds of work that decodes of a mean context add to a kernel with a chunk, one layer on one
+    chip.
 
-    Every query head of a decode fills a tile of rows, `head_s + head_s_per_token * context`; keys and values are read
-    once for a group of query heads, and by each of them where they do not stay in the cache meanwhile.
+    Every query head of a decode fills a tile of rows, `head_s + head_s_per_token * context`. Keys
+    and values are read once per group of query heads, or by each of these if they do not stay in
+    the cache.
     """
     requests, tokens = np.broadcast_arrays(_array(batch), _array(context))
     compute = requests * heads * (p.head_s + p.head_s_per_token * tokens)
@@ -515,9 +538,9 @@ def mixed_work_s(p: MixedAttentionParameters, heads: float, kv_heads: float, hea
 
 def mixed_attention_s(p: MixedAttentionParameters, alone_s: ArrayLike, work_s: ArrayLike, per_chunk_s: ArrayLike,
                       context: ArrayLike, layers: float = 1.0) -> np.ndarray:
-    """Seconds of a kernel with chunks and decodes, of so many layers: `alone_s` of the chunks, `mixed_work_s` of the
-    decodes, empty blocks (`head_s_per_chunk_token` times heads, decodes and the chunk's tokens), beside the decodes'
-    mean context."""
+    """Seconds of a kernel with chunks and decodes, for `layers` layers, from the chunks' `alone_s`,
+    the decodes' `mixed_work_s`, empty blocks (`head_s_per_chunk_token` times heads, decodes and the
+    chunk's tokens), and the decodes' mean context."""
     launch = layers * p.launch_s
     inside = np.maximum(_array(alone_s) - launch, 0.0) + _array(work_s) + _array(per_chunk_s)
     return launch + norm(p.exponent, inside, layers * p.critical_s_per_token * _array(context))
@@ -526,8 +549,8 @@ def mixed_attention_s(p: MixedAttentionParameters, alone_s: ArrayLike, work_s: A
 def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) -> np.ndarray:
     """Seconds of an all-reduce of `payload_bytes` over `n` chips (0 on one).
 
-    A ring moves `2 (n - 1) / n` of the payload over each link; read directly, `n - 1` payloads move, in one step. The
-    faster of the two is taken.
+    A ring moves `2 (n - 1) / n` of the payload over each link; direct reading moves `n - 1`
+    payloads in one step. The faster of the two counts.
     """
     ranks, payload = _array(n), _array(payload_bytes)
     moved = 2.0 * (ranks - 1.0) / ranks * payload
@@ -543,7 +566,7 @@ def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) 
 
 
 def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike, name: str = "") -> np.ndarray:
-    """Seconds of an element-wise operator, `name`, that reads and writes `moved_bytes` in all."""
+    """Seconds of an element-wise operator, `name`, that reads and writes `moved_bytes` in total."""
     moved = _array(moved_bytes)
     launch, rate = p.of(name)
     transfer = moved / rate
@@ -553,7 +576,8 @@ def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike, name: str = 
 
 
 def norm(exponent: float, *terms: ArrayLike) -> np.ndarray:
-    """`(sum of terms^exponent)^(1 / exponent)` of terms of at least 0, without overflow; infinity: the largest."""
+    """Returns `(sum of terms^exponent)^(1 / exponent)` of non-negative terms, without overflow;
+    infinity: the maximum."""
     values = np.stack(np.broadcast_arrays(*(_array(term) for term in terms)))
     largest = values.max(axis=0)
     if math.isinf(exponent):

@@ -1,16 +1,18 @@
 """A chip's measured operators, which `timing=measured` interpolates.
 
-A Parquet file with one row for each measurement, as `ooco-gym calibrate` writes it beside a chip's YAML. What a row
-needs depends on its `op`; shapes are those of one chip of an instance, and `time_us` is of one run of the operator:
+A Parquet file has one row per measurement, as `ooco-gym calibrate` writes it next to a chip's YAML.
+A row's columns depend on its `op`; shapes are of one chip of an instance, and `time_us` is for one
+run of the operator:
 
 - `gemm`, or `gemm:<name>`: `n_tokens, d_in, d_out` (the LM head too; its tokens are sequences);
-- `elt:<name>`: `n_tokens, d_in` (the hidden width), and where they are known `d_out` (the inner width of the MLP on
-  one chip) and `h_q, h_kv, tp` of the model; the sampler (`elt:sampler`): `n_tokens` (sequences);
+- `elt:<name>`: `n_tokens, d_in` (the hidden width), and if known `d_out` (the inner width of the
+  MLP on one chip) and `h_q, h_kv, tp` of the model; the sampler (`elt:sampler`): `n_tokens`
+  (sequences);
 - `attn_prefill`: `batch, q_len, prefix, h_q, h_kv, d_h`; rows of one prompt are used;
 - `attn_decode`: `batch, context_len, h_q, h_kv, d_h`;
 - `attn_mixed`: a chunk (`q_len, prefix`) beside `batch` decodes at `context_len`, in one kernel, `h_q, h_kv, d_h`, and
   `alone_us`, the chunk's time without them;
-- `all_reduce`: `n_gpus, bytes`; the fastest of several kernels counts.
+- `all_reduce`: `n_gpus, bytes`; the fastest kernel counts.
 """
 
 from __future__ import annotations
@@ -43,14 +45,15 @@ NAMES = {
     "residual": ("residual", "add"),
     "sampler": ("sampler",),
 }
-"""Names under which measurements have an element-wise operator, by ours."""
+"""Names of each of our element-wise operators in measurements."""
 
 
 class Curve:
-    """Seconds by one size: straight lines between measured sizes, since operators are nearly affine in their sizes.
+    """Seconds by one size, linear between measured sizes, as operators are nearly affine in size.
 
-    Beyond the largest measured size the last time grows as the roofline does, so that nothing jumps; below the
-    smallest the first one stays (launches). Where a size was measured several times, the median counts.
+    Beyond the largest measured size the last time grows with the roofline, without a jump; below
+    the smallest the first one stays (launches). Repeated measurements of a size count by their
+    median.
     """
 
     def __init__(self, sizes: np.ndarray, seconds: np.ndarray) -> None:
@@ -58,15 +61,16 @@ class Curve:
         self.times = np.array([np.median(seconds[inverse == index]) for index in range(len(self.sizes))])
 
     def seconds(self, sizes: np.ndarray, roof: Roof) -> np.ndarray:
-        """Seconds at `sizes`, float64[n]; `roof` gives the roofline's for such an array."""
+        """Returns seconds at `sizes`, float64[n]; `roof` computes the roofline time for the same
+        argument."""
         return _extend(np.interp(sizes, self.sizes, self.times), sizes, self.sizes, roof)
 
 
 class Surface:
-    """Seconds by two sizes: a curve over the second for each measured value of the first.
+    """Seconds by two sizes: a curve over the second size for each measured value of the first.
 
-    Between two curves it runs straight, or as a power of the first size (`power`), which suits work that grows with
-    its square. The curves need not cover the same sizes.
+    Between two curves it is linear, or a power of the first size (`power`), which suits quadratic
+    work. The curves need not cover the same sizes.
     """
 
     def __init__(self, curves: Mapping[float, Curve], power: bool = False) -> None:
@@ -81,7 +85,8 @@ class Surface:
                    power)
 
     def seconds(self, outer: np.ndarray, inner: np.ndarray, roof: Roof2) -> np.ndarray:
-        """Seconds at `(outer, inner)`, float64[n] each; `roof` gives the roofline's for such arrays."""
+        """Returns seconds at `(outer, inner)`, float64[n] each; `roof` computes the roofline time
+        for the same arguments."""
         rows = [curve.seconds(inner, lambda sizes, size=size: roof(np.full(np.shape(sizes), size), sizes))
                 for size, curve in zip(self.outer, self.curves, strict=True)]
         values, where, grid = np.stack(rows), np.asarray(outer, dtype=np.float64), self.outer
@@ -99,7 +104,7 @@ class Surface:
 
 
 def _extend(inside: np.ndarray, sizes: np.ndarray, measured: np.ndarray, roof: Roof) -> np.ndarray:
-    """Times taken at the nearest measured size, brought to larger `sizes` by the roofline's ratio."""
+    """Extrapolates times at the nearest measured size to larger `sizes` by the roofline's ratio."""
     larger = np.asarray(sizes) > measured[-1]
     if not larger.any():
         return inside
@@ -108,8 +113,8 @@ def _extend(inside: np.ndarray, sizes: np.ndarray, measured: np.ndarray, roof: R
 
 
 class Beside(NamedTuple):
-    """Kernels with a chunk and decodes, float64[n] each: decodes, their context, the chunk's new tokens, seconds of the
-    chunk alone, and of all."""
+    """Kernels with a chunk and decodes, float64[n] each: decodes, their context, the chunk's new
+    tokens, seconds of the chunk alone, and in total."""
 
     batch: np.ndarray
     context: np.ndarray
@@ -119,7 +124,7 @@ class Beside(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A measured linear layer, and how much it counts for another."""
+    """A measured linear layer, and its weight for another one."""
 
     weight: float
     d_in: int
@@ -129,7 +134,7 @@ class Layer(NamedTuple):
 
 
 class Measurements:
-    """Measured operators, found by shape; what was not measured is None."""
+    """Measured operators, found by shape; None if not measured."""
 
     def __init__(self, ops: np.ndarray, sizes: dict[str, np.ndarray], seconds: np.ndarray) -> None:
         self._ops, self._sizes, self._seconds = ops, sizes, seconds
@@ -141,10 +146,10 @@ class Measurements:
             self._gemms[float(d_in), float(d_out)] = np.flatnonzero(is_gemm)[index == number]
 
     def linear(self, d_in: int, d_out: int) -> list[Layer]:
-        """The measured layers that stand for one from `d_in` to `d_out`.
+        """Returns the measured layers for one from `d_in` to `d_out`.
 
-        The layer itself where it was measured, otherwise the four around it on the grid of measured widths, weighted
-        by the logarithms of the widths; empty where these do not exist.
+        The layer itself if measured, otherwise the four around it on the grid of measured widths,
+        weighted by the logarithms of the widths; empty if these do not exist.
         """
         corners = [(1.0, float(d_in), float(d_out))]
         if corners[0][1:] not in self._gemms:
@@ -159,7 +164,8 @@ class Measurements:
         return layers
 
     def elementwise(self, name: str, model: ModelSpec, tp: int) -> Curve | None:
-        """An element-wise operator (a name of `NAMES`) over tokens, of a model with these widths on `tp` chips."""
+        """An element-wise operator (a key of `NAMES`) over tokens, for the model's widths on `tp`
+        chips."""
         rows = np.isin(self._ops, [f"elt:{alias}" for alias in NAMES[name]])
         if name != "sampler":
             wanted = {"d_in": model.hidden, "h_q": model.heads, "h_kv": model.kv_heads, "tp": tp}
@@ -176,7 +182,8 @@ class Measurements:
         return Surface.measured(self._sizes["batch"][rows], self._sizes["context_len"][rows], self._seconds[rows])
 
     def prefill_attention(self, heads: float, kv_heads: float, head_dim: float) -> Surface | None:
-        """Prefill attention of one prompt over new tokens and tokens before them, for the heads of one chip."""
+        """Prefill attention of one prompt over new tokens and earlier tokens, for the heads of one
+        chip."""
         rows = self._attention("attn_prefill", heads, kv_heads, head_dim)
         batch = self._sizes["batch"][rows]
         rows = rows[(batch == 1) | np.isnan(batch)]
@@ -213,10 +220,11 @@ class Measurements:
 
 
 def measurements(chip: ChipSpec) -> Measurements | None:
-    """The measurements that a chip's `tables` names; None where it names none.
+    """Loads the measurements that a chip's `tables` names, or None.
 
     Raises:
-        UserError: the file is missing, cannot be read, has a column missing, or holds a time that is not positive.
+        UserError: the file is missing or unreadable, lacks a column, or has a time that is not
+            positive.
     """
     if not chip.tables:
         return None
@@ -238,7 +246,7 @@ def _load(name: str, path: str, version: str) -> Measurements:
     try:
         table = read_parquet(path)
         table.validate(full=True)
-        table.column_names  # noqa: B018 (read here: damaged ones are no text)
+        table.column_names  # noqa: B018 (read here, as damaged names are not text)
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise UserError(f"{where} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     for column in ("op", "time_us"):
@@ -258,7 +266,7 @@ def _load(name: str, path: str, version: str) -> Measurements:
 
 
 def _neighbours(sizes: list[float], size: float) -> list[tuple[float, float]]:
-    """The measured sizes on both sides of one, with their weights; empty beyond them."""
+    """The measured sizes on both sides of `size`, with their weights; empty beyond them."""
     if not sizes or not sizes[0] <= size <= sizes[-1]:
         return []
     right = int(np.searchsorted(sizes, size))

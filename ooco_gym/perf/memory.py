@@ -1,8 +1,8 @@
-"""The KV memory that vLLM leaves itself: its share of a card's real memory, less weights and a profiled peak.
+"""KV memory as vLLM sizes it: its share of a card's real memory, less weights and a profiled peak.
 
-At its start the engine runs one iteration of `max_num_batched_tokens` tokens and one sampling of `max_num_seqs`
-sequences, and what these needed at most is not given to the KV cache (vLLM: `Worker.determine_available_memory`).
-docs/workloads.md has the engines whose pools the figures here were held against.
+At start the engine runs one iteration of `max_num_batched_tokens` tokens and one sampling of
+`max_num_seqs` sequences; the KV cache does not get their peak memory (vLLM:
+`Worker.determine_available_memory`). docs/workloads.md compares these numbers with engines.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec
 
 GPU_MEMORY_UTILIZATION = {"fraction": 0.9, "vllm": 0.92}
-"""Accounts of the memory, and the share of a card that each takes unless told: of `vllm` the default since 0.21 (0.9
+"""Memory accounts, and the default share of a card in each; for `vllm` the default since 0.21 (0.9
 before, when CUDA graphs were not counted: vllm-project/vllm#38284)."""
 SAMPLER_BYTES = 38.4
-"""Of an element of the logits, float32 copies and sorted indices together: measured peaks of vLLM 0.11 with five models
-of 128,256 to 201,088 words, 38.2 to 38.6; runs of 0.19 and 0.32 had 31 to 33."""
+"""Bytes per logit, with float32 copies and sorted indices. Measured peaks of vLLM 0.11 with five
+models of 128,256 to 201,088 words are 38.2 to 38.6; 0.19 and 0.32 had 31 to 33."""
 LAYER_WIDTHS = 3
-"""Hidden states, and inner activations of an MLP, that are there at once."""
+"""Number of hidden states, and inner activations of an MLP, that exist at once."""
 ONE_CHIP_BYTES, LINKED_BYTES = 0.14e9, 0.59e9
-"""What is not PyTorch's own, of a card alone and of one that is linked to others (0.13 and 0.55 GiB measured)."""
+"""Memory outside PyTorch, of a single card and of a linked one (0.13 and 0.55 GiB measured)."""
 
 
 def check_account(name: str) -> None:
-    """Refuses an account of the memory that there is not.
+    """Raises UserError for an unknown memory account.
 
     Raises:
-        UserError: names the nearest.
+        UserError: with the nearest name.
     """
     if name not in GPU_MEMORY_UTILIZATION:
         raise UserError(f"memory={name!r} must be one of {', '.join(GPU_MEMORY_UTILIZATION)}"
@@ -35,13 +35,13 @@ def check_account(name: str) -> None:
 
 
 def batch_defaults(chip: str, memory_bytes: float, largest_cards: bool = True) -> tuple[int, int]:
-    """Token budget and seats of a server to which neither is said, by the card's memory (vLLM:
+    """Default token budget and number of sequences of a server, by the card's memory (vLLM:
     `EngineArgs.get_batch_defaults`; A100s have the smaller ones).
 
     Args:
-        chip: its name.
-        memory_bytes: by the datasheet.
-        largest_cards: whether the release has a budget of its own for cards of 160 GiB and more.
+        chip: name of the chip.
+        memory_bytes: memory by the datasheet.
+        largest_cards: whether the release has a larger budget for cards of 160 GiB and more.
     """
     gib = memory_bytes / 2**30
     large = gib >= 70 and "a100" not in chip
@@ -50,9 +50,10 @@ def batch_defaults(chip: str, memory_bytes: float, largest_cards: bool = True) -
 
 def profiled_peak_bytes(model: ModelSpec, tp: int, chips: int, tokens: int, seats: int,
                         data_parallel: int = 1) -> float:
-    """Bytes of a card that are neither weights nor KV cache: the larger of an iteration of `tokens` tokens and, beside
-    its hidden states, a sampling of `seats` sequences; of experts, the widths of those that a token goes to count. Of
-    data-parallel ranks each gathers the hidden states of all (an estimate: no such engine's peak was measured)."""
+    """Bytes of a card that are neither weights nor KV cache: the larger of an iteration of `tokens`
+    tokens, and a sampling of `seats` sequences beside its hidden states. With experts, the widths
+    of a token's own experts count. Each data-parallel rank gathers all ranks' hidden states (an
+    estimate: no such engine was measured)."""
     inner = max(model.intermediate, model.top_k * model.expert_intermediate + model.shared_intermediate)
     layer = tokens * model.dtype_bytes * LAYER_WIDTHS * (data_parallel * model.hidden + inner / tp)
     sampler = tokens * model.dtype_bytes * model.hidden + SAMPLER_BYTES * seats * model.vocab
@@ -60,7 +61,7 @@ def profiled_peak_bytes(model: ModelSpec, tp: int, chips: int, tokens: int, seat
 
 
 def size_remark(chip: ChipSpec, account: str) -> str:
-    """Says in one sentence that a card's real memory is not known; '' where it is, or is not asked for."""
+    """Returns a sentence if a card's real memory is unknown but needed, else ''."""
     if account != "vllm" or chip.device_memory_bytes:
         return ""
     return (f"chip '{chip.name}': what its driver reports of its memory is not known; memory=vllm takes the "

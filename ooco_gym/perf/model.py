@@ -1,4 +1,5 @@
-"""Models: decoder-only transformers, read from `conf/model/*.yaml` or its Hugging Face `config.json`."""
+"""Models: decoder-only transformers, read from `conf/model/*.yaml` or their Hugging Face
+`config.json`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _ZERO = {"position_rows", "max_position", "experts", "top_k", "expert_intermedia
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only transformer, described by its architecture; everything else is computed from it."""
+    """A decoder-only transformer by its architecture, from which everything else is computed."""
 
     name: str
     layers: int
@@ -36,10 +37,10 @@ class ModelSpec:
     """`H_kv`; equal to `heads` without grouped-query attention."""
     head_dim: int
     intermediate: int
-    """Of a plain MLP; of a mixture of experts 0, or what its `dense_layers` have."""
+    """Inner width of a plain MLP; with experts, that of the `dense_layers`, or 0."""
     vocab: int
     gated_mlp: bool = True
-    """Gate, up and down projections; otherwise up and down only."""
+    """Gate, up and down projections; otherwise only up and down."""
     tied_embeddings: bool = False
     qkv_bias: bool = False
     dense_bias: bool = False
@@ -51,38 +52,40 @@ class ModelSpec:
     position_rows: int = 0
     """Rows of a learned position embedding; 0 with rotary positions."""
     max_position: int = 0
-    """Tokens of a request, prompt and output, beyond which engines refuse it (`max_position_embeddings`, vLLM's
+    """Most tokens of a request, prompt and output (`max_position_embeddings`, vLLM's
     `max_model_len`); 0: not enforced."""
     dtype_bytes: int = 2
-    """Of a number, where the three below do not say otherwise."""
+    """Bytes of a number, unless the three fields below differ."""
     weight_dtype_bytes: float = 0.0
-    """Of a weight of the linear layers, scales included (embedding, LM head, router and norms aside): 1 is FP8, which
-    chips multiply at their rate of 8 bits; fewer (INT4, FP4) are unpacked to `dtype_bytes`. 0: `dtype_bytes`."""
+    """Bytes of a weight of the linear layers, with scales (not of embedding, LM head, router and
+    norms). 1 is FP8, multiplied at the 8-bit rate; fewer (INT4, FP4) are unpacked to `dtype_bytes`.
+    0: `dtype_bytes`."""
     expert_dtype_bytes: float = 0.0
-    """Of a weight of the experts; 0: as other linear layers."""
+    """Bytes of a weight of the experts; 0: as other linear layers."""
     kv_dtype_bytes: float = 0.0
-    """Of keys and values; 0: `dtype_bytes`."""
+    """Bytes of an element of keys and values; 0: `dtype_bytes`."""
     experts: int = 0
-    """Experts of a layer's mixture; 0: none, the MLP is plain."""
+    """Experts per layer; 0: the MLP is plain."""
     top_k: int = 0
-    """Experts that a token goes to."""
+    """Experts per token."""
     expert_intermediate: int = 0
     shared_intermediate: int = 0
-    """Width of the experts that every token goes to, together."""
+    """Total width of the experts that every token goes to."""
     dense_layers: int = 0
-    """Layers of a mixture's model that have a plain MLP."""
+    """Layers with a plain MLP in a model with experts."""
     imbalance: float = 0.0
-    """Exponent of the Zipf law by which experts are chosen, the i-th most often as `i ** -imbalance`; 0: all alike."""
+    """Exponent of the Zipf law of expert choice: the i-th most popular with weight `i **
+    -imbalance`; 0: uniform."""
     kv_lora_rank: int = 0
-    """Width of the latent that stands for keys and values (multi-head latent attention, with `kv_heads` 1 and values
-    as wide as `head_dim`); 0: there is none."""
+    """Width of the latent for keys and values (multi-head latent attention, with `kv_heads` 1 and
+    values as wide as `head_dim`); 0: none."""
     q_lora_rank: int = 0
     rope_head_dim: int = 0
-    """Elements with rotary positions beside a head's `head_dim`, and beside the latent."""
+    """Elements with rotary positions, beyond a head's `head_dim` and beyond the latent."""
     window: int = 0
-    """Tokens that the layers of a sliding window look back."""
+    """Tokens in the window of sliding-window layers."""
     window_layers: int = 0
-    """How many layers have one; the others look at everything."""
+    """Number of layers with a sliding window; the others have full attention."""
     title: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -127,9 +130,10 @@ class ModelSpec:
         return self.kv_dtype_bytes or self.dtype_bytes
 
     def routed(self, tokens: np.ndarray, chips: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Experts that a layer reads for batches of `tokens`, float64[n], and the tokens that they get in all, on the
-        busiest of `chips` to which experts are dealt in turn, the most popular first: the expectation where each
-        token chooses by itself, `E (1 - (1 - k / E) ** n)` where experts are alike."""
+        """Returns the number of experts that a layer reads for batches of `tokens`, float64[n], and
+        their tokens in total, on the busiest of `chips` to which experts are dealt in turn, the
+        most popular first. These are expectations with independent choices, `E (1 - (1 - k / E) **
+        n)` for uniform ones."""
         tokens = np.asarray(tokens, dtype=np.float64)
         chances, counts = np.unique(_popularity(self)[::chips], return_counts=True)
         read = sum(count * (1.0 - (np.where(tokens > 0, 0.0, 1.0) if chance >= 1 else steady((1.0 - chance) ** tokens)))
@@ -148,7 +152,7 @@ class ModelSpec:
 
     @property
     def linear_weights(self) -> int:
-        """Number of weights of the linear layers, without experts and what chooses them."""
+        """Number of weights of the linear layers, without experts and routers."""
         mlps = (self.layers - self.expert_layers) * self.intermediate + self.expert_layers * self.shared_intermediate
         if self.kv_lora_rank:
             attention = self.hidden * (self.q_lora_rank + self.kv_lora_rank + self.rope_head_dim) + self.heads * (
@@ -170,7 +174,7 @@ class ModelSpec:
         layer += self.hidden * self.dense_bias + self.q_lora_rank + self.kv_lora_rank
         biases = (self.layers - self.expert_layers) * (mlp_in * self.intermediate + self.hidden)
         biases += routed * (mlp_in * self.expert_intermediate + self.hidden + 1)
-        # Latent models (DeepSeek-V3) correct the choice of experts by a bias of each.
+        # Latent models (DeepSeek-V3) add a bias per expert to the choice.
         choice = routed * (self.hidden + bool(self.kv_lora_rank)) + biases * self.dense_bias
         norm = self.hidden * (2 if self.norm_bias else 1)
         embedding = self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self.position_rows * self.hidden
@@ -179,14 +183,14 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Active parameters per token: all weights but those of the experts that a token does not go to."""
+        """Active parameters per token: all weights except those of unused experts."""
         idle = self.expert_weights * (self.experts - self.top_k) // max(self.experts, 1)
         return self.parameters - idle
 
     def flops(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Floating-point operations of computing contexts from one length to another, in tokens, float64[n]: two for
-        each active parameter and token, and in attention four for each element of the query heads and token that is
-        looked back on."""
+        """Floating-point operations of computing contexts from `begin` to `end` tokens, float64[n]:
+        two per active parameter and token, and in attention four per element of the query heads and
+        attended token."""
         def looked(layers: int, reach: float) -> np.ndarray:
             near, far = (np.minimum(np.asarray(one, float), reach) for one in (begin, end))
             beyond = np.maximum(np.asarray(end, float) - reach, 0.0) - np.maximum(np.asarray(begin, float) - reach, 0.0)
@@ -206,7 +210,8 @@ class ModelSpec:
 
 @cache
 def _popularity(model: ModelSpec) -> np.ndarray:
-    """The chance that a token goes to each expert, the most popular first: they sum to `top_k`, none is above 1."""
+    """Probability that a token goes to each expert, the most popular first; the sum is `top_k`,
+    none exceeds 1."""
     shares = steady(np.arange(1.0, model.experts + 1) ** -model.imbalance)
     chances, certain = shares, 0
     while certain < model.top_k:
@@ -224,10 +229,10 @@ def list_models() -> list[str]:
 
 
 def model_named(text: str) -> str:
-    """The shipped model that a published name means; '' where there is none.
+    """Returns the shipped model for a published name, or ''.
 
-    Spelling does not count, nor does what leaves the architecture as it is: an organisation before the name, and what
-    a model was trained to at its end (`meta-llama/Llama-3.1-8B-Instruct` is `llama_3_1_8b`).
+    Spelling is ignored, as are an organisation before the name and a training variant at its end,
+    which keep the architecture (`meta-llama/Llama-3.1-8B-Instruct` is `llama_3_1_8b`).
     """
     known = {re.sub(r"[^a-z0-9]", "", name): name for name in list_models()}
     name = re.sub(r"[^a-z0-9]", "", str(text).rstrip("/").rpartition("/")[2].lower())
@@ -240,8 +245,8 @@ def model_named(text: str) -> str:
 
 
 def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ModelSpec:
-    """Loads a model by name (`conf/model`), path to a YAML file or to a Hugging Face `config.json`, or mapping of its
-    fields.
+    """Loads a model by name (`conf/model`), path to a YAML file or Hugging Face `config.json`, or
+    mapping of its fields.
 
     Raises:
         UserError: unknown name, missing file, unknown, missing or malformed field.

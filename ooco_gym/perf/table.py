@@ -1,4 +1,5 @@
-"""Cost tables: an iteration's latency in O(1) from a batch's sums, in whole picoseconds; mixed iterations too."""
+"""Cost tables: an iteration's latency in O(1) from a batch's sums, in integer picoseconds; also
+mixed iterations."""
 
 from __future__ import annotations
 
@@ -16,49 +17,55 @@ from ooco_gym.perf.kernels import norm
 from ooco_gym.perf.timing import OF_ALL_RANKS, Attention, MeasuredAttention, MixedKernel, Phase
 from ooco_gym.rounding import steady
 
-KEPT = 128  # tables, of some 0.2 MB each
+KEPT = 128  # number of tables, of some 0.2 MB each
 PS_PER_S = 1_000_000_000_000
-LONGEST_S = 1e6  # of an iteration: whole picoseconds hold it, and sums of some of them
+LONGEST_S = 1e6  # of an iteration: integer picoseconds hold it, and sums of several
 _SLOPE_SPAN = 1 << 20
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
-GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, by half octaves
+GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, in half octaves
 CONTEXTS = np.array([16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 65_536.0])
-"""Mean contexts, in tokens, at which a curve and its lines are compared; closer where memory holds no longer ones."""
-SHORTEST_LINES = 512  # a mean context up to which lines are fitted in any case: common prefixes share their memory
+"""Mean contexts, in tokens, at which a curve and its lines are compared; denser if memory limits
+contexts."""
+SHORTEST_LINES = 512  # least mean context to fit lines up to, as common prefixes share their memory
 
 
 class CostTable(NamedTuple):
-    """Everything the simulator knows of time and memory of one instance. Times are in picoseconds.
+    """Time and memory of one instance for the simulator. Times are in picoseconds.
 
-    A decode step of `b` requests whose contexts (the new token included) sum to `C` tokens takes `max_j(base_j[b] +
-    slope_j[b] * C)`, two lines for each batch size. The coefficients are whole numbers, so that `k` steps summed in
-    closed form equal `k` steps one by one; whatever the timing form, a step costs the simulator the same.
+    A decode step of `b` requests whose contexts (with the new token) sum to `C` tokens takes
+    `max_j(base_j[b] + slope_j[b] * C)`, two lines for each batch size. The coefficients are
+    integers, so that `k` steps summed in closed form equal `k` steps one by one, at the same cost
+    for any timing form.
 
-    A prefill iteration takes `prefill_ps[N]` for `N` new tokens in all, plus `head_ps[n]` for the `n` prompts that it
-    completes, plus its attention. Decodes beside it add `attention_lines`, or
-    share one kernel with it (`mixed`). Contexts of different lengths count on mixed instances only: every iteration
-    there looks at every request, whereas pools take many steps at once from the sum of contexts alone.
+    A prefill iteration takes `prefill_ps[N]` for `N` new tokens in total, plus `head_ps[n]` for the
+    `n` prompts that it completes, plus its attention. Decodes in it add `attention_lines`, or share
+    one kernel with it (`mixed`). Unequal context lengths matter only on mixed instances, where
+    every iteration looks at every request; pools take many steps at once from the sum of contexts.
 
     Attributes:
-        decode_lines: int64[max_batch + 1, 4], `base_0, slope_0, base_1, slope_1` of a whole decode step; row 0 is 0.
-        attention_lines: int64[max_batch + 1, 4], the same of its attention alone; where decodes share a kernel with
-            chunks (`mixed`), of the work that they bring to it.
-        prefill_ps: int64[max_prefill_tokens + 1], linear layers, communication and overhead; [0] is 0.
-        prefill_slope_ps: for each token beyond the table.
-        attention: of a prefill iteration, in seconds, from sums over its prompts.
-        attention_grid: float64[GRID_ROWS, GRID_COLUMNS], where attention is measured: log2 of the ps of one prompt
-            with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else of no size.
-        mixed: how chunks and decodes share a kernel (the decodes' work is in `attention_lines`); None: they take the
-            sum of their times.
-        decode_skew: of a decode step: seconds for each token that its longest context exceeds the mean, and the batch
-            from which that counts.
+        decode_lines: int64[max_batch + 1, 4], `base_0, slope_0, base_1, slope_1` of a whole decode
+            step; row 0 is 0.
+        attention_lines: int64[max_batch + 1, 4], the same for its attention; if decodes share a
+            kernel with chunks (`mixed`), for the work that they add to it.
+        prefill_ps: int64[max_prefill_tokens + 1], linear layers, communication and overhead; [0] is
+            0.
+        prefill_slope_ps: per token beyond the table.
+        attention: attention of a prefill iteration, in seconds, from sums over its prompts.
+        attention_grid: float64[GRID_ROWS, GRID_COLUMNS] if attention is measured: log2 of the ps of
+            one prompt with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else
+            empty.
+        mixed: how chunks and decodes share a kernel (the decodes' work is in `attention_lines`);
+            None: their times add up.
+        decode_skew: seconds of a decode step per token by which its longest context exceeds the
+            mean, and the batch from which that applies.
         head_ps: int64[max_batch + 1], LM head by sequences that complete their prefill; [0] is 0.
         layers: transformer layers, the granularity of interruption.
         kv_blocks: KV blocks that fit beside the weights.
-        kv_bytes_per_token: of the whole instance.
+        kv_bytes_per_token: over the whole instance.
         bs_sat: compute-saturated decode batch size.
-        shared_ps: int64[max_prefill_tokens + 1] of data-parallel ranks: the part of an iteration that all have together
-            (experts and exchange), where each has so many tokens, as all other times have it; else of no size.
+        shared_ps: int64[max_prefill_tokens + 1] for data-parallel ranks: the common part of an
+            iteration (experts and exchange) by tokens of each rank, which other times include; else
+            empty.
     """
 
     decode_lines: np.ndarray
@@ -76,18 +83,20 @@ class CostTable(NamedTuple):
     bs_sat: int
     shared_ps: np.ndarray
 
-    # As keys of `lru_cache`, tables are equal where they are the same one: `cost_table` keeps them.
+    # As keys of `lru_cache`, tables compare by identity; `cost_table` keeps them.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
 
 def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens: int = 65_536) -> CostTable:
-    """Computes the cost table of a deployment (a few milliseconds), or gives the one computed before: change no array.
+    """Returns the cost table of a deployment, computed in a few milliseconds or cached: do not
+    change its arrays.
 
     Args:
         deployment: model, chips and timing form.
         max_batch: largest decode batch, and most prompts completed by one prefill iteration.
-        max_prefill_tokens: prefill tokens tabulated; beyond them latency grows by `prefill_slope_ps` a token.
+        max_prefill_tokens: tabulated prefill tokens; beyond, latency grows by `prefill_slope_ps`
+            per token.
 
     Raises:
         UserError: a size is not positive, or an iteration takes longer than `LONGEST_S`.
@@ -110,7 +119,7 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
     prefill_s = _seconds(dense) + overhead_s[0]
     shared = [one for one in dense if one.name in OF_ALL_RANKS] if deployment.data_parallel > 1 else []
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
-    # Of no token there is no time: the first entries are set to 0 later.
+    # The first entries, without tokens, are set to 0 later.
     _check_times(deployment, head_s[1:], dense_s[1:], overhead_s, prefill_s[1:], far)
     measured = form.measured_attention(shard)
     contexts = _contexts(deployment, batch[1:])
@@ -139,7 +148,7 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
 
 
 def _check_times(deployment: Deployment, *seconds: Any) -> None:
-    """Refuses times that whole picoseconds cannot hold, or that no engine takes."""
+    """Raises UserError for times that exceed integer picoseconds or any engine's."""
     worst = max(float(np.max(one)) for one in seconds)
     if not worst <= LONGEST_S:
         raise UserError(f"chip '{deployment.chip.name}': an iteration of '{deployment.model.name}' would take "
@@ -147,7 +156,7 @@ def _check_times(deployment: Deployment, *seconds: Any) -> None:
 
 
 def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
-    """The mean contexts that lines are fitted over, by batch size: no longer than memory holds, float64[n, m]."""
+    """Mean contexts for fitting lines, by batch size, as long as memory allows: float64[n, m]."""
     longest = np.clip(deployment.kv_tokens / batch, SHORTEST_LINES, CONTEXTS[-1])[:, None]
     share = steady(np.log(CONTEXTS / CONTEXTS[0]) / np.log(CONTEXTS[-1] / CONTEXTS[0]))
     closer = CONTEXTS[0] * steady((longest / CONTEXTS[0]) ** share)
@@ -156,7 +165,8 @@ def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
 
 def _attention_lines(attention: Attention, sliding: Attention | None, window: int, measured: MeasuredAttention | None,
                      batch: np.ndarray, beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4]."""
+    """Decode attention by batch size, as two lines over the sum of contexts, in seconds: float64[n,
+    4]."""
     if measured is not None:
         return _lines_of(measured.decode_s, batch, beside_s, contexts)
     lines = exact_lines(attention, batch) if sliding is None else None
@@ -168,7 +178,8 @@ def _attention_lines(attention: Attention, sliding: Attention | None, window: in
 
 def decode_attention_s(attention: Attention, sliding: Attention | None, window: int, size: np.ndarray,
                        mean: np.ndarray) -> np.ndarray:
-    """Seconds of decode attention of `size` requests at a mean context, as `TimingForm.layered_attention` has it."""
+    """Seconds of decode attention of `size` requests at a mean context, from
+    `TimingForm.layered_attention`."""
     found = attention.seconds(size * mean, size, size * mean, size)
     if sliding is None:
         return found
@@ -180,8 +191,8 @@ def _lines_of(seconds: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: np
               contexts: np.ndarray, rising: bool = False) -> np.ndarray:
     """Fits two lines for each batch size to a function of batch sizes and mean contexts, float64[n] each.
 
-    The lines are fitted so that whole steps are right, which take `beside_s` besides, float64[n]. With `rising` the
-    function is made not to fall with the context.
+    Errors are relative to whole steps, which take `beside_s` more, float64[n]. With `rising` the
+    function is made non-decreasing in the context.
     """
     size = np.broadcast_to(batch[1:, None], contexts.shape)
     curve = seconds(size.ravel(), contexts.ravel()).reshape(size.shape)
@@ -191,7 +202,7 @@ def _lines_of(seconds: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: np
 
 
 def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float) -> np.ndarray:
-    """Whole decode steps: the attention's lines on top of what depends on the batch alone."""
+    """Whole decode steps: the attention's lines plus the times that depend only on the batch."""
     lines = attention.copy()
     lines[:, 0::2] += dense_s[:, None]
     ps = _whole_ps(lines)
@@ -220,26 +231,27 @@ def attention_ps(table: CostTable, work: np.ndarray, rows: np.ndarray, context: 
 
 
 def decode_latency_ps(table: CostTable, batch: int, context_tokens: int) -> int:
-    """Latency of a decode step of `batch` requests with `context_tokens` tokens of context in all."""
+    """Latency of a decode step of `batch` requests with `context_tokens` tokens of context in
+    total."""
     first, slope, second, other = (int(value) for value in table.decode_lines[batch])
     return max(first + slope * context_tokens, second + other * context_tokens)
 
 
 def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], completed: int | None = None) -> int:
-    """Latency of a prefill iteration of prompts `(q, kv)`, new tokens and context with them, of which `completed` (all,
-    unless told) end their prefill."""
+    """Latency of a prefill iteration of prompts `(q, kv)`, new tokens and context with them;
+    `completed` (default: all) of them end their prefill."""
     new, before = [q for q, _ in prompts], [kv - q for q, kv in prompts]
     return int(mixed_latency_ps(table, [new], [before], [0], [0], completed)[0])
 
 
 def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
-    """Latencies of prompts prefilled each alone, float64[n], by their lengths in tokens, int64[n]."""
+    """Latencies of prompts prefilled alone, float64[n], by length in tokens, int64[n]."""
     attention = attention_ps(table, *table.attention.of_prompts(tokens, tokens))
     return dense_ps(table, tokens) + table.head_ps[1] + attention
 
 
 def dense_ps(table: CostTable, tokens: np.ndarray | int) -> np.ndarray:
-    """Prefill iterations of so many new tokens, without LM head and attention."""
+    """Latency of prefill iterations by new tokens, without LM head and attention."""
     last = len(table.prefill_ps) - 1
     beyond = np.maximum(0, np.subtract(tokens, last))
     return table.prefill_ps[np.minimum(tokens, last)] + beyond * table.prefill_slope_ps
@@ -250,15 +262,16 @@ def _seconds(costs: Sequence) -> np.ndarray:
 
 
 def _whole_ps(seconds: np.ndarray) -> np.ndarray:
-    """Whole picoseconds of a table whose first row is of no batch, which takes no time."""
+    """Integer picoseconds of a table whose first row, without a batch, is 0."""
     table = np.rint(seconds * PS_PER_S).astype(np.int64)
     table[0] = 0
     return table
 
 
 def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
-    """The lines of a roofline of at most two roofs, which are exact, by batch size; None for any other form. float64[n,
-    4]: base, slope of the first line, base, slope of the second, in seconds over the sum of contexts."""
+    """Exact lines of a roofline with at most two roofs, by batch size, float64[n, 4]: base and
+    slope of the first and the second line, in seconds over the sum of contexts; None for other
+    forms."""
     roofs = attention.roofs_s
     plain = np.isinf(attention.exponent) or len(roofs) == 1
     if not plain or len(roofs) > 2 or attention.critical_s:
@@ -272,17 +285,17 @@ def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
 
 def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float = 0.0,
               contexts: np.ndarray = CONTEXTS) -> np.ndarray:
-    """The two lines whose maximum comes closest to a curve at `contexts`, for each batch size: float64[n, 4], as
-    `exact_lines`.
+    """Returns the two lines whose maximum is closest to a curve at `contexts`, for each batch size:
+    float64[n, 4], as `exact_lines`.
 
-    Candidates are the secants between neighbouring points and the level of the first point; the pair with the
-    smallest range of errors wins, relative to the curve and to what a step takes beside it, and is put in its
-    middle.
+    Candidates are the secants between neighbouring points and the level of the first point. The
+    pair with the smallest range of errors, relative to the whole step, wins and is shifted to
+    centre its errors.
 
     Args:
-        curve: seconds of a step, float64[n, m], not falling with the context.
+        curve: seconds of a step, float64[n, m], non-decreasing in the context.
         batch: batch sizes, float64[n], at least 1.
-        beside: seconds of the same step that are not in the curve, float64[n] or one for all.
+        beside: seconds of the same step outside the curve, float64[n] or one for all.
         contexts: mean contexts of the curve, in tokens, float64[m] or float64[n, m].
     """
     total = batch[:, None] * contexts
@@ -311,17 +324,19 @@ def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float =
 def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
                      context_tokens: ArrayLike, completed: ArrayLike | None = None,
                      longest: ArrayLike | None = None) -> np.ndarray:
-    """Latencies of iterations, int64[n] in ps: the NumPy twin of `sim.mixed.sums_latency`, for fits and tests.
+    """Latencies of iterations, int64[n] in ps: `sim.mixed.sums_latency` in NumPy, for fits and
+    tests.
 
-    Linear layers together, attentions one after the other, or in one kernel where the chip has it (`CostTable.mixed`);
-    an iteration without prefills is a decode step.
+    Linear layers are joint; attentions are sequential, or in one kernel if the chip has it
+    (`CostTable.mixed`). An iteration without prefills is a decode step.
 
     Args:
-        table: of the instance; its largest batch bounds the decodes with the prefills that end.
-        new_tokens, before: of each iteration's prefills, [n, prompts]: tokens (0: none), and those in memory.
+        table: the instance's table; its largest batch bounds decodes plus ending prefills.
+        new_tokens, before: each iteration's prefills, [n, prompts]: new tokens (0: none), and
+            tokens in memory.
         decodes, context_tokens: requests that decode, and the sum of their contexts with the new tokens, [n].
         completed: prefills that end, [n]; None: all.
-        longest: longest context of those that decode, [n]; None: all are alike.
+        longest: longest context of the decodes, [n]; None: all are equal.
     """
     new, count = np.asarray(new_tokens, np.int64), np.asarray(decodes, np.int64)
     total = np.asarray(context_tokens, np.int64)
@@ -342,8 +357,9 @@ def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike,
 
 def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, decodes: np.ndarray, context: np.ndarray,
                      beyond: np.ndarray) -> np.ndarray:
-    """Attention of chunks (`alone`, float64[n] in ps; `chunk` tokens of a prompt) with decodes, of which the longest is
-    `beyond` the mean and the chunks, int64[n]: one after the other, or in one kernel."""
+    """Attention of chunks (`alone`, float64[n] in ps; `chunk` tokens per prompt) with decodes,
+    whose longest context is `beyond` the mean and the chunks, int64[n]: sequential, or in one
+    kernel."""
     lines, mixed = _steps_ps(table.attention_lines, decodes, context), table.mixed
     if mixed is None:
         return np.rint(alone).astype(np.int64) + lines

@@ -1,4 +1,4 @@
-"""Line on a run's clock, and on its measured error on that chip (docs/validity.md)."""
+"""A sentence on a run's timing, and its measured error on the chip (docs/validity.md)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.resources import load_yaml, names
 
-FILE = "validity"  # of conf: chips to forms to errors in percent, which `make validity` writes
+FILE = "validity"  # in conf: maps chips to forms to errors in percent; `make validity` writes it
 
 
 def clock_line(deployments: Iterable[Deployment], clock: EngineClock, served: bool = True) -> str:
-    """The timing form and the engine's clock in use, and how far off they are on each chip, in words: iterations, and
-    what engines `served`."""
+    """Returns a sentence that names the timing form and the engine's clock, and their error on each
+    chip: for iterations and, with `served`, for engines."""
     measured, found = load_yaml("", FILE), list(deployments)
     forms = " and ".join(dict.fromkeys(one.timing for one in found))
     preset = _preset(clock)
@@ -24,7 +24,7 @@ def clock_line(deployments: Iterable[Deployment], clock: EngineClock, served: bo
 
 
 def _preset(clock: EngineClock) -> str:
-    """Name of the preset that has a clock's figures, whatever the clock is called; '' where none has."""
+    """Name of the preset with a clock's numbers, under any name; '' if there is none."""
     for name in names("engine_clock"):
         if replace(EngineClock.load(name), name=clock.name, source=clock.source) == clock:
             return name

@@ -1,8 +1,8 @@
-"""Timing forms: how long an operator takes, as a function of its shape.
+"""Timing forms: an operator's time as a function of its shape.
 
-A form is one file of this package: a module `<name>.py` with a class `Form` derived from `TimingForm`. It is found by
-its module's name, which is what `timing=<name>` selects; nothing else has to be touched. This module has what every
-form answers, and the operator shapes that they share (OOCO, section 3.3.1).
+A form is one file of this package: a module `<name>.py` with a class `Form` derived from
+`TimingForm`, which `timing=<name>` selects by module name. This module has the interface of forms,
+and their common operator shapes (OOCO, section 3.3.1).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class Shard:
-    """A model on its chips, as timing forms take it: which chip, and how the model is spread over several of them."""
+    """A model on its chips for timing forms: the chip, and how the model is spread over several of
+    them."""
 
     chip: ChipSpec
     model: ModelSpec
@@ -41,22 +42,22 @@ class Shard:
     pp: int = 1
     causal_factor: float = 1.0
     expert_parallel: bool = False
-    """Whether each chip has whole experts, rather than a part of every one."""
+    """Whether each chip has whole experts, not a part of every one."""
     moe_backend: str = ""
-    """Kernel of experts of 4 bits, one of `MOE_BACKENDS`."""
+    """Kernel of 4-bit experts, one of `MOE_BACKENDS`."""
     data_parallel: int = 1
-    """Ranks like this one that have the experts together."""
+    """Number of ranks like this one that share the experts."""
 
     @property
     def expert_chips(self) -> int:
-        """Chips that the experts of a layer are spread over: those of all ranks."""
+        """Chips over which the experts of a layer are spread, of all ranks."""
         return self.tp * self.data_parallel
 
 
 class OperatorCost(NamedTuple):
-    """Cost of one operator by name, all layers together, for an array of sizes: its kind ("gemm", "attention",
-    "elementwise", "communication" or "overhead"), the time taken, float64, and whether compute (rather than memory)
-    decides; False throughout where neither does."""
+    """Cost of one operator, all layers together, for an array of sizes: its kind ("gemm",
+    "attention", "elementwise", "communication" or "overhead"), the time, float64, and whether
+    compute (not memory) is the bound; False if neither is."""
 
     name: str
     kind: str
@@ -65,7 +66,7 @@ class OperatorCost(NamedTuple):
 
 
 class MeasuredAttention(NamedTuple):
-    """Attention looked up rather than computed, all layers together, in seconds: of batches of so many requests at mean
+    """Interpolated attention, all layers together, in seconds: of batches of requests at mean
     contexts, and of single prompts with `q` new tokens and `kv` tokens of context, float64[n] each."""
 
     decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -75,21 +76,22 @@ class MeasuredAttention(NamedTuple):
 class MixedKernel(NamedTuple):
     """Chunks and decodes in one attention kernel, all layers together, in seconds.
 
-    With `alone` the chunks' own time, `n` decodes of mean context `c` and longest context `l`, and prompts of `q` new
-    tokens in the mean and `k` tokens of context at most, it takes
+    With `alone` the chunks' own time, `n` decodes of mean context `c` and longest context `l`, and
+    prompts of `q` new tokens on average and at most `k` tokens of context, it takes
 
         launch_s + norm(max(alone - launch_s, 0) + decode_s(n, c) + chunk_s * n * q, critical_s * c)
         + skew_s * min(1, n / skew_batch) * max(l - max(c, k), 0)
 
     Attributes:
-        decode_s: work of so many decodes, float64[n], at mean contexts, float64[n]; None in a cost table, which has it
-            as lines and may go to other processes.
-        launch_s: what both share.
-        chunk_s: for each decode and token of the chunk.
-        critical_s: for each token of the mean context: the chain of one block.
-        exponent: of the norm.
-        skew_s: for each token that the longest context exceeds the mean and the chunks': its block ends last.
-        skew_batch: decodes from which that counts whole.
+        decode_s: work of decodes by their number, float64[n], and mean context, float64[n]; None in
+            a cost table, which has lines instead and may be pickled.
+        launch_s: the common launch.
+        chunk_s: seconds per decode and token of the chunk.
+        critical_s: seconds per token of the mean context: the chain of one block.
+        exponent: exponent of the norm.
+        skew_s: seconds per token by which the longest context exceeds the mean and the chunks', as
+            its block ends last.
+        skew_batch: number of decodes from which that applies fully.
     """
 
     decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
@@ -102,8 +104,8 @@ class MixedKernel(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A linear layer as one chip sees it: `tokens x d_in` times `d_in x d_out`, done `repeats` times in each of
-    `layers`; bytes of a weight, 0: those of an activation."""
+    """A linear layer on one chip: `tokens x d_in` times `d_in x d_out`, `repeats` times in each of
+    `layers`; `weight_bytes` 0: as an activation."""
 
     name: str
     d_in: int
@@ -115,21 +117,22 @@ class Linear(NamedTuple):
 
 ROUTER = "router"
 OF_ALL_RANKS = ("experts", "exchange")
-"""Operators that take what the tokens of all data-parallel ranks make of them, on each of their chips."""
+"""Operators whose time on each chip depends on the tokens of all data-parallel ranks."""
 EXPERT_KERNELS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125, "experts_marlin": 0.53125}
 """Bytes of a weight of experts, by kernel (`kernels.ExtendedParameters`)."""
 MOE_BACKENDS = ("", "marlin")
-"""Kernels of experts of 4 bits, as vLLM's `--moe-backend` calls them; '': Triton's."""
+"""Kernels of 4-bit experts by vLLM's `--moe-backend`; '': Triton's."""
 LATENT_LINEARS = ("qkv_a", "q_b", "kv_b", "o")
 """Linear layers around latent attention."""
 
 
 def linears(model: ModelSpec, tp: int) -> list[Linear]:
-    """The linear layers of a model on one of `tp` chips, experts left out.
+    """Returns the linear layers of a model on one of `tp` chips, without experts.
 
-    Query, key and value are one operator. Where `tp` exceeds the key/value heads, these are replicated, as is what
-    leads to a latent; widths that `tp` does not divide are padded. A latent's keys and values are one layer, whether
-    they are computed (prefill) or absorbed by queries and outputs (decode): as many FLOPs and weights.
+    Query, key and value are one operator. Key/value heads are replicated if `tp` exceeds them, as
+    are projections to a latent; widths that `tp` does not divide are padded. A latent's keys and
+    values are one layer, with equal FLOPs and weights whether computed (prefill) or absorbed by
+    queries and outputs (decode).
     """
     q_width, rank = model.q_width // tp, model.kv_lora_rank
     kv_width = max(model.kv_heads // tp, 1) * model.head_dim
@@ -152,15 +155,15 @@ def linears(model: ModelSpec, tp: int) -> list[Linear]:
 
 
 def expert_kernel(weight_bytes: float, moe_backend: str = "") -> str:
-    """The kernel of experts with weights of so many bytes, one of `EXPERT_KERNELS`."""
+    """Kernel of experts with weights of `weight_bytes` bytes, one of `EXPERT_KERNELS`."""
     if moe_backend and 0 < weight_bytes < 1:
         return f"experts_{moe_backend}"
     return "experts_fp8" if weight_bytes == 1 else "experts_fp4" if 0 < weight_bytes < 1 else "experts"
 
 
 class Experts(NamedTuple):
-    """What the experts of a layer are on one chip, in batches of tokens, float64[n]: their width, experts whose weights
-    are read, tokens that they get, and tokens that all experts of the layer get."""
+    """Experts of a layer on one chip, for batches of tokens, float64[n]: their width, number of
+    experts read, their tokens, and tokens of all experts of the layer."""
 
     width: int
     read: np.ndarray
@@ -169,8 +172,8 @@ class Experts(NamedTuple):
 
 
 def experts_of(shard: Shard, tokens: np.ndarray) -> Experts:
-    """The experts of a layer on the shard's chip, on the busiest one where each has whole experts; `tokens` are of one
-    data-parallel rank, and all ranks have as many."""
+    """Returns the experts of a layer on the shard's chip, the busiest one if chips have whole
+    experts. `tokens` are one data-parallel rank's, and all ranks have equally many."""
     model, tokens = shard.model, shard.data_parallel * np.asarray(tokens, float)
     read, routed = model.routed(tokens, shard.expert_chips if shard.expert_parallel else 1)
     parts = 1 if shard.expert_parallel else shard.expert_chips
@@ -178,12 +181,13 @@ def experts_of(shard: Shard, tokens: np.ndarray) -> Experts:
 
 
 def collectives(shard: Shard, tokens: np.ndarray) -> tuple[int, int, np.ndarray]:
-    """All-reduces and all-to-alls of an iteration's layers, and the bytes that each chip sends in one of these.
+    """Returns the all-reduces and all-to-alls of an iteration's layers, and the bytes that each
+    chip sends in one of the latter.
 
-    Where chips have whole experts, those of a layer exchange a token between its owner and every chip that has one of
-    its experts (chosen alike), there and back; the tokens themselves are spread and gathered by what is one all-reduce
-    with the attention's. Otherwise a layer has two all-reduces. Of data-parallel ranks a layer's experts have none of
-    these (`TimingForm.exchange_s`).
+    With whole experts per chip, tokens are exchanged between their owner and every chip with one of
+    their experts (chosen uniformly), there and back; spreading and gathering the tokens and the
+    attention's reduction together cost one all-reduce. Otherwise a layer has two all-reduces. With
+    data-parallel ranks a layer's experts have neither (`TimingForm.exchange_s`).
     """
     model, tp = shard.model, shard.tp
     if shard.data_parallel > 1:
@@ -195,14 +199,14 @@ def collectives(shard: Shard, tokens: np.ndarray) -> tuple[int, int, np.ndarray]
 
 
 def heads_of(shard: Shard, phase: Phase) -> tuple[float, float, float, float]:
-    """Attention on one chip: query heads, key/value heads, the mean width of a key and a value, and the bytes of a
-    token of context. Of a latent, prefill computes keys and values of every head, and decode has one that is read once
-    for both."""
+    """Attention on one chip: query heads, key/value heads, mean width of a key and a value, and
+    bytes of a token of context. For a latent, prefill computes every head's keys and values, and
+    decode reads one for both."""
     return model_heads(shard.model, shard.tp, phase)
 
 
 def model_heads(model: ModelSpec, tp: int, phase: Phase) -> tuple[float, float, float, float]:
-    """`heads_of` one of `tp` chips."""
+    """`heads_of` for one of `tp` chips."""
     heads, kv_heads, width = model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim)
     if model.kv_lora_rank and phase == "prefill":
         kv_heads, width = heads, model.head_dim + model.rope_head_dim / 2
@@ -213,23 +217,23 @@ def model_heads(model: ModelSpec, tp: int, phase: Phase) -> tuple[float, float, 
 
 
 _LONG_ROWS = 4096
-"""Rows of a prompt that is long beside a sliding window."""
+"""Rows of a prompt that is long compared with a sliding window."""
 
 
 class TimingForm(ABC):
-    """How long the operators of an iteration take. All times in seconds, all layers together.
+    """Times of an iteration's operators, in seconds, all layers together.
 
-    Attention is an operator of the whole batch: its work and bytes are summed over the requests before a norm of the
-    roofs is taken, so it depends on four sums only (`Attention`).
+    Attention is an operator of the whole batch: its work and bytes are summed over requests before
+    a norm of the roofs is taken, so it depends on only four sums (`Attention`).
     """
 
     def on(self, chip: ChipSpec) -> TimingForm:
-        """The form that times a chip: this one, unless it stands for others."""
+        """The form for a chip: this one, unless it delegates to others."""
         return self
 
     @abstractmethod
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        """Everything that depends on the number of tokens only: linear layers and communication.
+        """Costs that depend only on the number of tokens: linear layers and communication.
 
         Args:
             shard: model and chips.
@@ -253,9 +257,10 @@ class TimingForm(ABC):
         """Seconds of one all-reduce of `payload_bytes` over the tensor-parallel chips."""
 
     def exchange_s(self, shard: Shard, tokens: np.ndarray) -> np.ndarray:
-        """Seconds in which data-parallel ranks of `tokens` each, float64[n], gather all tokens before the experts of a
-        layer and scatter the sums behind them, in all layers: on every chip, as vLLM's `allgather_reducescatter`. The
-        two together move what an all-reduce of all tokens over all chips does."""
+        """Seconds in which data-parallel ranks of `tokens` each, float64[n], gather all tokens
+        before a layer's experts and scatter the sums after them, on every chip, as in vLLM's
+        `allgather_reducescatter`, over all layers. The two move as much as an all-reduce of all
+        tokens over all chips."""
         model = shard.model
         payload = model.dtype_bytes * model.hidden * shard.data_parallel * np.asarray(tokens, float)
         everyone = replace(shard, tp=shard.expert_chips, data_parallel=1)
@@ -263,12 +268,12 @@ class TimingForm(ABC):
 
     @abstractmethod
     def saturation_batch(self, shard: Shard) -> int:
-        """Smallest batch, in tokens, at which every linear layer is bound by compute (`bs_sat`)."""
+        """Smallest batch, in tokens, at which every linear layer is compute-bound (`bs_sat`)."""
 
     def layered_attention(self, shard: Shard, phase: Phase) -> tuple[Attention, Attention | None]:
-        """`attention` of the layers that look at everything, and of those with a sliding window, whose contexts are no
-        longer than it. In prefill the second are part of the first: of each row what it takes in a long prompt, where
-        no block of rows walks through the whole context."""
+        """Returns `attention` of full layers, and of sliding-window layers, whose contexts are cut
+        to the window. In prefill the first includes the second: per row its time in a long prompt,
+        without the chain of a whole context."""
         model = shard.model
         if not model.window_layers:
             return self.attention(shard, phase), None
@@ -283,16 +288,16 @@ class TimingForm(ABC):
                              linear_s=full.linear_s + np.array([0.0, each, 0.0, 0.0])), None
 
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
-        """How chunks and decodes share a kernel; None: they take the sum of their times."""
+        """How chunks and decodes share a kernel; None: their times add up."""
         return None
 
     def decode_skew(self, shard: Shard) -> tuple[float, float]:
-        """Seconds of a decode step for each token that the longest context exceeds the mean, and the batch from which
-        that counts; where no chunk runs beside."""
+        """Seconds of a decode step without chunks per token by which the longest context exceeds
+        the mean, and the batch from which that applies."""
         return 0.0, 0.0
 
     def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
-        """Attention as measured; where given, it stands in for `attention`."""
+        """Measured attention, which replaces `attention` if not None."""
         return None
 
 

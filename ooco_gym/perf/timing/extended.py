@@ -1,4 +1,4 @@
-"""`timing=extended`: kernels as measured GPUs run them (`kernels.py`), with what engines run between them."""
+"""`timing=extended`: kernels of measured GPUs (`kernels.py`), and engines' operators between them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from ooco_gym.perf.timing import (
 from ooco_gym.perf.timing.ooco import NEVER_SATURATED, fp8_gain, prefill_rate
 
 _MARLIN = (256, 128)
-"""Widths of which the hidden and inner ones of Marlin's experts are multiples, with zeros where the model's are not."""
+"""Marlin pads the hidden and inner widths of experts with zeros to multiples of these."""
 _BATCHES = np.arange(1, 16_385)
 
 
 class Elementwise(NamedTuple):
-    """An element-wise operator: what one chip reads and writes for a token, and how often an iteration runs it."""
+    """An element-wise operator: bytes that one chip reads and writes per token, and runs per
+    iteration."""
 
     name: str
     token_bytes: float
@@ -44,7 +45,7 @@ class Elementwise(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The kernels of a chip, none missing but one for chunks and decodes together."""
+    """All kernels of a chip; only the one for chunks and decodes may be missing."""
 
     gemm: kernels.GemmParameters
     prefill_attention: kernels.PrefillAttentionParameters
@@ -63,7 +64,7 @@ class Kernels(NamedTuple):
     latent_decode: kernels.DecodeAttentionParameters
 
     def gemm_of(self, weight_bytes: float) -> kernels.GemmParameters:
-        """Returns the parameters of linear layers with weights of so many bytes."""
+        """Returns the GEMM parameters for weights of `weight_bytes` bytes each."""
         return self.gemm_fp8 if weight_bytes == 1 else self.gemm
 
     def experts_of(self, shard: Shard) -> kernels.ExpertParameters:
@@ -72,17 +73,18 @@ class Kernels(NamedTuple):
 
 
 def fused_linears(model: ModelSpec, tp: int) -> list[Linear]:
-    """The linear layers as engines run them: gate and up are one product, as query, key and value are."""
+    """The linear layers as engines run them: gate and up are one GEMM, as are query, key and value."""
     return [linear._replace(d_out=linear.d_out * linear.repeats, repeats=1) for linear in linears(model, tp)]
 
 
 def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     """The element-wise operators of an iteration on one of `tp` chips.
 
-    Norms add the residual as they go (read it and the input, write both); rotary positions rewrite queries and keys in
-    place, as norms of single heads do; the activation reads what gate and up gave and writes half of it.
+    Norms add the residual (they read it and the input, and write both). Rotary positions and norms
+    of single heads rewrite queries and keys in place. The activation reads gate and up and writes
+    half as much.
     """
-    latent = bool(model.kv_lora_rank)  # whose kernels were measured with norms and positions between them
+    latent = bool(model.kv_lora_rank)  # its kernels were measured with norms and positions between them
     queries, keys = model.q_width // tp, max(model.kv_heads // tp, 1) * model.head_dim
     found = [
         Elementwise("embedding", 2.0 * model.dtype_bytes * model.hidden, 1),
@@ -98,12 +100,12 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
 
 
 class Form(TimingForm):
-    """Every kernel has a launch, and a p-norm of its roofs in place of their maximum.
+    """Every kernel has a launch, and a p-norm of its roofs instead of their maximum.
 
-    Linear layers lose whole tiles and waves, attention counts the causal triangle and pads rows and head groups,
-    an all-reduce has a latency, and norms, rotary positions, activations, embedding and sampler count. What an engine
-    does besides is added (`overhead_s`). A kernel without parameters takes the roofline's time (`timing=ooco`).
-    `causal_factor` does not apply.
+    Linear layers are padded to whole tiles and waves; attention counts the causal triangle and pads
+    rows and head groups; an all-reduce has a latency; norms, rotary positions, activations,
+    embedding and sampler count. `overhead_s` adds the engine's other work. A kernel without
+    parameters takes the roofline's time (`timing=ooco`). `causal_factor` does not apply.
     """
 
     def kernels(self, shard: Shard) -> Kernels:
@@ -119,7 +121,8 @@ class Form(TimingForm):
         return complete(shard.chip)
 
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        """Linear layers, element-wise operators, all-reduces (one more after the embedding), transfers of stages."""
+        """Linear layers, element-wise operators, all-reduces (one more after the embedding), stage
+        transfers."""
         tokens = np.asarray(tokens, dtype=np.float64)
         costs = [self.linear(shard, linear, tokens, linear.layers) for linear in fused_linears(shard.model, shard.tp)]
         costs += [self.experts(shard, tokens)] if shard.model.experts else []
@@ -141,7 +144,8 @@ class Form(TimingForm):
         return costs
 
     def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
-        """The LM head, its vocabulary split over the tensor-parallel chips, and the sampler where it counts."""
+        """The LM head, its vocabulary split over the tensor-parallel chips, and the sampler if it
+        has a cost."""
         sequences = np.asarray(sequences, dtype=np.float64)
         width = math.ceil(shard.model.vocab / shard.tp)
         sampler = self.sampler_s(shard, sequences)
@@ -161,17 +165,17 @@ class Form(TimingForm):
                             linear_s=model.layers * one.linear_s, critical_s=model.layers * one.critical_s)
 
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
-        """Chunks and decodes in one kernel, where the chip has it (`kernels.mixed_attention_s`)."""
+        """Chunks and decodes in one kernel, if the chip has it (`kernels.mixed_attention_s`)."""
         found, layers = self.kernels(shard), shard.model.layers
         one, skew_s = found.mixed_attention, kernels.EVENLY * found.skew.mixed_s_per_token
-        if one is None or shard.model.kv_lora_rank or shard.model.window_layers:  # kernels that were not measured so
+        if one is None or shard.model.kv_lora_rank or shard.model.window_layers:  # not measured for these kernels
             return None
         shape = heads_of(shard, "decode")[:3]
 
         def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
             return layers * kernels.mixed_work_s(one, *shape, batch, context, shard.model.dtype_bytes)
 
-        # With few decodes, no more than the longest of their contexts for all of them would take.
+        # With few decodes, skew costs at most what the longest context would take for all of them.
         each = shape[0] * one.head_s_per_token
         return MixedKernel(decode_s, layers * one.launch_s, layers * shape[0] * one.head_s_per_chunk_token,
                            layers * one.critical_s_per_token, one.exponent, layers * skew_s,
@@ -183,12 +187,12 @@ class Form(TimingForm):
         return kernels.EVENLY * shard.model.layers * skew.decode_s_per_token, skew.decode_rows / kv_heads
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
-        """Host time that the engine adds to an iteration's kernels; 0 where it was not measured."""
+        """Host time that the engine adds to an iteration's kernels; 0 if not measured."""
         found = self.kernels(shard).overhead
         return found.prefill_s if phase == "prefill" else found.decode_s
 
     def saturation_batch(self, shard: Shard) -> int:
-        """Smallest batch from which compute takes every linear layer at least as long as memory."""
+        """Smallest batch from which every linear layer is compute-bound."""
         found, model = self.kernels(shard), shard.model
         batch = max(_saturation(found.gemm_of(one.weight_bytes), one, model.dtype_bytes)
                     for one in fused_linears(model, shard.tp) if one.name != ROUTER)
@@ -226,15 +230,15 @@ class Form(TimingForm):
         return kernels.allreduce_s(self.kernels(shard).allreduce, payload_bytes, shard.tp)
 
     def sampler_s(self, shard: Shard, sequences: np.ndarray) -> np.ndarray:
-        """Seconds of sampling a token for each of `sequences`, and of what the engine does for it."""
+        """Seconds to sample a token for each of `sequences`, with the engine's work for it."""
         return self.kernels(shard).overhead.sequence_s * sequences
 
 
 @cache
 def complete(chip: ChipSpec) -> Kernels:
-    """The kernels of a chip, with the roofline's (`timing=ooco`) for those that are missing.
+    """The kernels of a chip, with the roofline's (`timing=ooco`) for missing ones.
 
-    The overhead stays away where it was not fitted: the roofline's stands for launches, which kernels have themselves.
+    An unfitted overhead is 0: the roofline's stands for launches, which kernels include.
     """
     found = chip.extended or kernels.ExtendedParameters()
     gemm = kernels.GemmParameters(chip.gemm_flops_per_s, chip.gemm_memory_bytes_per_s, exponent=math.inf)
@@ -271,7 +275,7 @@ def _saturation(gemm: kernels.GemmParameters, linear: Linear, dtype_bytes: int) 
 
 
 def _first_of(bound_by_compute: np.ndarray) -> int:
-    """The batch of `_BATCHES` from which all are bound by compute."""
+    """The batch of `_BATCHES` from which all are compute-bound."""
     last = int(np.flatnonzero(~bound_by_compute).max(initial=-1))
     return last + 2 if last + 1 < len(_BATCHES) else NEVER_SATURATED
 

@@ -1,6 +1,6 @@
-"""`timing=measured`: a chip's measured operators, interpolated; the roofline where there are none.
+"""`timing=measured`: a chip's measured operators, interpolated; the roofline for others.
 
-Between the sizes that were measured times run straight, above them in proportion to a roofline.
+Times are linear between measured sizes, and proportional to a roofline above them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ooco_gym.rounding import steady
 
 
 def unmeasured(shard: Shard) -> list[str]:
-    """The operators of an iteration that the chip's tables lack, so that the roofline stands in for them."""
+    """Operators of an iteration missing from the chip's tables, for which the roofline stands in."""
     table = measurements(shard.chip)
     return ["all operators"] if table is None else _found(shard, table).missing
 
 
 class _Found(NamedTuple):
-    """A model's operators as far as they are in the tables."""
+    """A model's operators found in the tables."""
 
     layers: dict[tuple[int, int], list[Layer]]
     elementwise: dict[str, Curve]
@@ -49,26 +49,27 @@ class _Found(NamedTuple):
 
 
 class Form(extended.Form):
-    """Operators take what was measured for their shapes on the chip (`tables` of its YAML).
+    """Operators take the measured time of their shapes on the chip (`tables` of its YAML).
 
-    Between measured sizes times run straight; beyond them, and for shapes that were not measured, the roofline goes
-    on: the chip's kernels (`extended`) where it has them, otherwise its achievable rates. A chip without tables is
-    timed by that roofline altogether. With tables, the engine's overhead counts where it was fitted
-    (`extended.overhead`) only: that of `timing=ooco` stands for launches, which measured operators have themselves.
+    Times are linear between measured sizes. Beyond them, and for unmeasured shapes, the roofline
+    continues: the chip's kernels (`extended`) if it has them, otherwise its achievable rates. A
+    chip without tables uses only that roofline. With tables, the engine's overhead counts only if
+    fitted (`extended.overhead`), as that of `timing=ooco` stands for launches, which measured
+    operators include.
     """
 
     def on(self, chip: ChipSpec) -> TimingForm:
-        """This form for a chip that has tables, else the roofline that it has."""
+        """This form for a chip with tables, else the chip's roofline."""
         if chip.tables:
             return self
         return _EXTENDED if chip.extended else _ROOFLINE
 
     def kernels(self, shard: Shard) -> Kernels:
-        """The kernels that stand in for what was not measured."""
+        """The kernels that stand in for unmeasured operators."""
         return complete(shard.chip)
 
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        """As `extended`; residuals besides, where they were measured apart from the norms."""
+        """As `extended`, plus residuals if measured separately from the norms."""
         costs = super().dense(shard, tokens)
         if "residual" in self._found(shard).elementwise:
             moved = 3.0 * shard.model.dtype_bytes * shard.model.hidden
@@ -76,13 +77,14 @@ class Form(extended.Form):
         return costs
 
     def linear(self, shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:
-        """A linear layer; between the widths of four measured ones, their mean ratio to the roofline counts."""
+        """A linear layer; between measured widths, by the mean ratio of four layers to the
+        roofline."""
         cost = super().linear(shard, linear, tokens, times)
         layers = self._found(shard).layers.get((linear.d_in, linear.d_out))
         if not layers:
             return cost
         gemm, dtype_bytes = self.kernels(shard).gemm, shard.model.dtype_bytes
-        if linear.weight_bytes:  # tables are of 16 bits
+        if linear.weight_bytes:  # tables have 16 bits
             return cost
         ratio = np.zeros(np.shape(tokens))
         for weight, d_in, d_out, curve in layers:
@@ -110,21 +112,21 @@ class Form(extended.Form):
         return curve.seconds(payload_bytes, lambda sizes: extended.Form.allreduce_s(self, shard, sizes))
 
     def sampler_s(self, shard: Shard, sequences: np.ndarray) -> np.ndarray:
-        """Seconds of sampling; beyond the measured batches in proportion to them."""
+        """Seconds of sampling; proportional to the batch beyond measured ones."""
         curve = self._found(shard).elementwise.get("sampler")
         if not curve:
             return super().sampler_s(shard, sequences)
         return curve.seconds(sequences, np.asarray)
 
     def attention(self, shard: Shard, phase: Phase) -> Attention:
-        """The roofline's; where attention is measured, its sums are those that measurements are looked up by."""
+        """The roofline's attention; if attention is measured, with the sums for looking it up."""
         attention = super().attention(shard, phase)
         if self.measured_attention(shard) is None:
             return attention
         return attention._replace(tile=1, causal=0.0)
 
     def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
-        """Attention of the tables; a phase that they lack takes the roofline's time."""
+        """Measured attention; a phase missing from the tables takes the roofline's time."""
         found, layers = self._found(shard), shard.model.layers
         by_batch, by_prompt = found.decode, found.prefill
         decode, prefill = (super(Form, self).attention(shard, phase) for phase in ("decode", "prefill"))
@@ -144,7 +146,7 @@ class Form(extended.Form):
             else prefill_roof(q, kv - q))
 
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
-        """The extended form's, with the work of decodes as measured."""
+        """The extended form's kernel, with the measured work of decodes."""
         kernel, surface, layers = super().mixed_kernel(shard), self._found(shard).mixed, shard.model.layers
         if kernel is None or kernel.decode_s is None or not surface:
             return kernel
@@ -157,7 +159,7 @@ class Form(extended.Form):
 
     def _found(self, shard: Shard) -> _Found:
         table = measurements(shard.chip)
-        assert table is not None  # otherwise this form is not chosen
+        assert table is not None  # else this form is not used
         return _found(shard, table)
 
 
@@ -189,15 +191,16 @@ def _found(shard: Shard, table: Measurements) -> _Found:
 
 
 _LEAST_SHARE = 0.05
-"""Share of a kernel's time that decodes must have for it to say anything of their work."""
+"""Smallest share of a kernel's time at which decodes tell anything of their work."""
 _MOST_FACTOR = 5.0
 
 
 def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tuple[float, float, float]) -> Surface:
-    """Work of decodes beside chunks by batch and context, one layer, for which the form gives what was measured.
+    """Work of one layer's decodes beside chunks by batch and context, such that the form gives the
+    measured times.
 
-    What a kernel takes beyond its launch is freed of the chain, of the chunk and of empty blocks; where the chain or
-    the chunk hides the decodes' work the form's own is taken.
+    The chain, the chunk and empty blocks are subtracted from a kernel's time beyond its launch. If
+    the chain or the chunk hides the decodes' work, the form's own work is used.
     """
     formed = kernels.mixed_work_s(one, *heads, rows.batch, rows.context)
     empty = heads[0] * one.head_s_per_chunk_token * rows.batch * rows.q

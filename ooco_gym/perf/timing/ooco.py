@@ -22,21 +22,23 @@ from ooco_gym.perf.timing import (
 )
 
 NEVER_SATURATED = 1 << 20
-"""Reported as `bs_sat` where activations alone keep a linear layer bound by memory, whatever the batch."""
+"""Reported as `bs_sat` if activations keep a linear layer memory-bound at any batch."""
 
 
 class Form(TimingForm):
     """Every operator takes `max(flops / F, bytes / M)`; an iteration is their sum plus a static overhead.
 
-    Three things differ from the paper's print. The attention's bytes carry `H_kv / H_q`: Table 3 prints the inverse,
-    which would make grouped-query attention read more than full attention; the paper's own engine has it this way.
-    An all-reduce costs `latency + 2 (n - 1) / n * bytes / B_c` (a ring; the paper divides bytes by `B_c` and puts the
-    delay into the overhead; measured links need the latency). The overhead may be counted by iteration, by layer, or
-    both (`ChipSpec`): by layer fits measured GPUs better. The LM head is split over the tensor-parallel chips.
+    Three things differ from the printed paper. The attention's bytes have the factor `H_kv / H_q`,
+    as in the paper's engine; Table 3 prints the inverse, with which grouped-query attention would
+    read more than full attention. An all-reduce costs `latency + 2 (n - 1) / n * bytes / B_c` (a
+    ring), as measured links need the latency; the paper divides bytes by `B_c` and puts the delay
+    into the overhead. The overhead may count per iteration, per layer, or both (`ChipSpec`); per
+    layer fits measured GPUs better. The LM head is split over the tensor-parallel chips.
     """
 
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        """Linear layers, two all-reduces a layer (tp > 1), and the activations' way between stages (pp > 1)."""
+        """Linear layers, two all-reduces per layer (tp > 1), and transfers of activations between
+        stages (pp > 1)."""
         costs = [_gemm(shard, linear, tokens, linear.layers * linear.repeats)
                  for linear in linears(shard.model, shard.tp)]
         if shard.model.experts:
@@ -55,7 +57,8 @@ class Form(TimingForm):
         return costs
 
     def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
-        """The LM head, its vocabulary split over the tensor-parallel chips (the gathering of logits is left out)."""
+        """The LM head, its vocabulary split over the tensor-parallel chips (without gathering
+        logits)."""
         return [_gemm(shard, Linear("lm_head", shard.model.hidden, self.head_width(shard)), sequences, 1)]
 
     def attention(self, shard: Shard, phase: Phase) -> Attention:
@@ -74,7 +77,7 @@ class Form(TimingForm):
         return Attention(model.layers * np.array([compute, memory]), causal=left_out)
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
-        """`O_p` or `O_d`: once an iteration, plus once a layer (all stages' layers count)."""
+        """`O_p` or `O_d`: per iteration, plus per layer (of all stages)."""
         chip = shard.chip
         if phase == "prefill":
             return chip.prefill_overhead_s + shard.model.layers * chip.prefill_layer_overhead_s
@@ -110,28 +113,30 @@ class Form(TimingForm):
         return math.ceil(shard.model.vocab / shard.tp)
 
     def replicated(self, shard: Shard, kv_bytes: float) -> float:
-        """Bytes of a token of context that one chip reads; heads are replicated where there are fewer than chips."""
+        """Bytes of a token of context that one chip reads; heads fewer than chips are replicated."""
         return kv_bytes
 
 
 def prefill_rate(chip: ChipSpec) -> tuple[float, float]:
-    """FLOP/s of prefill attention, and the share of its own new tokens that a row leaves out.
+    """FLOP/s of prefill attention, and the share of the new tokens that a row leaves out.
 
-    `F_ap` of a measured chip counts what the mask of a whole prompt leaves out, too, so it may exceed what kernels
-    reach. A chunk, whose context was computed before it, leaves out less. So none is multiplied faster than a linear
-    layer (`F_g`), and so much is left out that a whole prompt takes what `F_ap` says.
+    `F_ap` of a measured chip also counts masked work of a whole prompt, so it may exceed what
+    kernels reach. A chunk, whose context was computed before, has less masked work. So the rate is
+    at most a linear layer's (`F_g`), and the share left out makes a whole prompt take the time by
+    `F_ap`.
     """
     rate = min(chip.prefill_attention_flops_per_s, chip.gemm_flops_per_s)
     return rate, 1.0 - rate / chip.prefill_attention_flops_per_s
 
 
 def fp8_gain(chip: ChipSpec, weight_bytes: float) -> float:
-    """How much faster a chip multiplies with weights of so many bytes than in 16 bits."""
+    """Speed-up of a chip's multiplication with weights of `weight_bytes` bytes over 16 bits."""
     return max(chip.peak_fp8_flops_per_s / chip.peak_flops_per_s, 1.0) if weight_bytes == 1 else 1.0
 
 
 def _gemm(shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:
-    """One linear layer, done `times` times: `2 N d_in d_out` FLOPs, `d (N d_in + d_in d_out + N d_out)` bytes."""
+    """One linear layer, run `times` times: `2 N d_in d_out` FLOPs, `d (N d_in + d_in d_out + N
+    d_out)` bytes."""
     chip, d_in, d_out, dtype_bytes = shard.chip, linear.d_in, linear.d_out, shard.model.dtype_bytes
     compute = 2.0 * d_in * d_out / (chip.gemm_flops_per_s * fp8_gain(chip, linear.weight_bytes)) * tokens
     weights = (linear.weight_bytes or dtype_bytes) / dtype_bytes * (d_in * d_out)
@@ -140,7 +145,8 @@ def _gemm(shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> Opera
 
 
 def _experts(shard: Shard, tokens: np.ndarray) -> OperatorCost:
-    """The experts of all layers: the FLOPs of their tokens, and the bytes of those that are read, once a layer."""
+    """The experts of all layers: the FLOPs of their tokens, and the bytes of the experts read, once
+    per layer."""
     model, one, chip = shard.model, experts_of(shard, tokens), shard.chip
     weights = (3 if model.gated_mlp else 2) * model.hidden * one.width
     compute = 2.0 * weights * one.routed / (chip.gemm_flops_per_s * fp8_gain(chip, model.expert_bytes))
