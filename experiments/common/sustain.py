@@ -77,7 +77,6 @@ def placed(scenario: Scenario, policy: str) -> Scenario:
 
     Raises:
         UserError: the cluster is of the other kind and has no twin.
-        UserError: the cluster is of the other kind and has no twin.
     """
     return scenario.with_(rate_scale=scenario.online_scale()).on_kind(get_policy(policy).mixed)
 

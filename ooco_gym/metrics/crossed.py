@@ -72,7 +72,6 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
 
     Raises:
         ValueError: no value, different numbers of windows, or not one weight per other.
-        ValueError: no value, not as many windows in each, or not as many weights as others.
     """
     arrays = [_grid(one) for one in (values, *others)]
     if len({array.shape[1] for array in arrays}) > 1:
