@@ -1,1 +1,1 @@
-"""Agents that learn, search and look ahead on the environments of ooco_gym; one subpackage for each purpose."""
+"""Agents that learn, search and look ahead in the environments of ooco_gym, a subpackage for each."""

@@ -1,7 +1,9 @@
-"""Builds environments from the `env` part of a configuration, and hands out the windows of a split.
+"""Builds environments from the `env` part of a configuration, and lists the windows of a split.
 
-An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of seeds), and the
-keyword arguments of the environment. A window is one episode: a seed of a split and the index of a window within it."""
+An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of
+seeds), and keyword arguments of the environment. A window is one episode, given by a seed of a
+split and the window's index within that seed.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,20 @@ from ooco_gym.report import show_notes
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
-_SAID: set[str] = set()  # traces, of which it was said what is played
+_SAID: set[str] = set()  # traces for which the note below was shown already
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 class Window(NamedTuple):
-    """One episode that every policy can play identically: `env.reset(seed=seed, options={"window": number})`."""
+    """One episode, the same for every policy: `env.reset(seed=seed, options={"window": number})`."""
 
     seed: int
     number: int
 
 
 def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
-    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it); `more` are
-    arguments of it that no configuration has."""
+    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests
+    run it). `more` are constructor arguments that no configuration has."""
     return _made(gym.make, config, disable_env_checker=True, **more)
 
 
@@ -73,7 +75,7 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
 
 
 def _say_trace(scenario: Any) -> None:
-    """Says what of a trace file windows are drawn from, once in a process; workers say nothing."""
+    """Shows which part of a trace file windows are drawn from, once in a process, not in workers."""
     if not getattr(scenario, "from_file", False) or multiprocessing.parent_process() is not None:
         return
     key = repr(scenario.workload)
@@ -85,17 +87,17 @@ def _say_trace(scenario: Any) -> None:
 
 
 def levels_of(actions: Any) -> tuple[int, ...]:
-    """The number of levels of each part of an action; none where an action is one of a few (Discrete)."""
+    """Returns the number of levels of each part of an action; () if the action space is Discrete."""
     return tuple(int(count) for count in getattr(actions, "nvec", ()))
 
 
 def observed_shapes(space: Any, levels: Sequence[int] = ()) -> dict[str, tuple[int, ...]]:
-    """The shapes of one observation's parts, as a policy takes them: `candidates` as a table (K, F), which other
-    packages' environments may give as such.
+    """Returns the shapes of one observation's parts; `candidates` as a table (K, F), which other
+    packages' environments may give flat.
 
     Args:
-        space: of observations.
-        levels: of each part of an action (`levels_of`).
+        space: observation space.
+        levels: number of levels of each part of an action (`levels_of`).
     """
     shapes = {key: tuple(space[key].shape or ()) for key in OBSERVATION_KEYS}
     if len(shapes["candidates"]) != 2:
@@ -105,7 +107,7 @@ def observed_shapes(space: Any, levels: Sequence[int] = ()) -> dict[str, tuple[i
 
 
 def check_ours(config: Mapping[str, Any], purpose: str) -> None:
-    """Refuses an environment that this package does not simulate; `purpose` says what cannot be done with it."""
+    """Refuses an environment that this package does not simulate; `purpose` names what needs it."""
     with closing(make_env(config)) as env:
         if not isinstance(env.unwrapped, DecisionEnv):
             raise UserError(f"{purpose} is for environments that ooco_gym simulates, not for '{config.get('id')}'; "
@@ -113,13 +115,14 @@ def check_ours(config: Mapping[str, Any], purpose: str) -> None:
 
 
 def decision_names(env: Any) -> tuple[str, ...]:
-    """The decisions that `env` asks for (`ooco_gym.envs.decision.kinds`); none where it is not one of ours."""
+    """The names of the decisions of `env` (`ooco_gym.envs.decision.kinds`); () for other packages'
+    environments."""
     inside = env.unwrapped
     return tuple(decision.name for decision in inside.decisions) if isinstance(inside, DecisionEnv) else ()
 
 
 def is_base_policy(policy: str, env: Any) -> bool:
-    """Whether a policy, by name and parameters, is the one that takes all other decisions in `env`."""
+    """Whether a policy has the name and parameters of the base policy of `env`."""
     base_policy = getattr(getattr(env.unwrapped, "config", None), "base_policy", None)
     if base_policy is None or isinstance(base_policy, str):
         return policy == base_policy
@@ -143,8 +146,9 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
 
 
 def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, Any]:
-    """An `env` configuration with episodes of another length; None: its own. One of another package keeps its own,
-    unless it names one: its environment may know no such argument."""
+    """Returns an `env` configuration with episodes of `window_s` seconds; None keeps its own
+    length. An environment of another package changes only if its configuration names `window_s`: it
+    may take no such argument."""
     config = plain(config)
     if window_s is not None and ("window_s" in config or is_ours(config.get("id"))):
         config["window_s"] = window_s
@@ -152,11 +156,13 @@ def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, 
 
 
 def windows(seeds: Sequence[int], count: int) -> list[Window]:
-    """Spreads `count` windows over `seeds`: window 0 of every seed, then window 1 of every seed, and so on.
+    """Spreads `count` windows over `seeds`: window 0 of every seed, then window 1 of every seed,
+    and so on.
 
     Raises:
-        UserError: no seed, or `count` is neither at most the number of seeds nor a multiple of it: intervals resample
-            seeds and windows within seeds, and need as many windows of each.
+        UserError: there is no seed, or `count` is above the number of seeds and no multiple of it.
+            Intervals resample seeds and windows within seeds, which needs equally many windows of
+            each.
     """
     if not seeds or count < 1 or (count > len(seeds) and count % len(seeds)):
         raise UserError(f"cannot spread {count} windows over {len(seeds)} seeds; expected between 1 and {len(seeds)}, "
@@ -165,15 +171,16 @@ def windows(seeds: Sequence[int], count: int) -> list[Window]:
 
 
 def vector_env(config: Mapping[str, Any], count: int, **more: Any) -> VectorEnv:
-    """Makes `count` environments of this package that step in one compiled call; `more` are arguments of theirs."""
+    """Makes `count` environments of this package that step in one compiled call; `more` are
+    constructor arguments."""
     return _made(gym.make_vec, config, num_envs=count, vectorization_mode="vector_entry_point", **more)
 
 
 class SplitEpisodes(gym.Wrapper):
-    """Every reset plays a random window of a split's seeds, from a stream of its own.
+    """Starts a random window of a split's seeds at every reset, from its own random stream.
 
-    A seed given to `reset` is ignored on purpose: vectorised training hands out seeds counted up from one, and those
-    might be held-out ones. As many windows of each seed are drawn from as by environments of this package.
+    A seed given to `reset` is ignored on purpose: vectorised training passes consecutive seeds,
+    which may be held out. The number of windows per seed is that of this package's environments.
     """
 
     def __init__(self, env: gym.Env, seeds: Sequence[int], stream: Sequence[int]) -> None:
@@ -197,13 +204,14 @@ class SplitEpisodes(gym.Wrapper):
 
 
 def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None) -> VectorEnv:
-    """Makes `count` environments over the training split, each with a stream of windows of its own.
+    """Makes `count` environments over the training split, each with its own stream of windows.
 
-    Environments of this package step in one compiled call, others one after the other; both reset in the same step.
+    Environments of this package step in one compiled call, others one after the other. Both reset
+    in the same step.
 
     Args:
-        seed: keys which windows each of them plays.
-        window_s: length of their episodes, as for `with_length`.
+        seed: keys the streams of windows.
+        window_s: length of episodes, as for `with_length`.
     """
     config, seeds = with_length(config, window_s), split_seeds(config, "train")
     if is_ours(config.get("id")):

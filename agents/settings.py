@@ -1,4 +1,5 @@
-"""How settings of users are read: plain data, checks that name the key and what was expected, missing packages."""
+"""Reads users' settings: plain data, checks that name the key and the expected value, missing
+packages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3
 MOST = {"n_envs": 4096, "n_steps": 1 << 20, "batch_size": 1 << 20, "hidden": 1 << 13, "population": 1 << 14,
         "windows": 1 << 16, "episodes": 1 << 20, "decisions": 1 << 24,
         "checks": 1 << 20}
-"""The most that counts may be which memory grows with; of other counts it is `MOST_OF_ALL`."""
+"""Upper limits of counts with which memory grows; other counts have `MOST_OF_ALL`."""
 MOST_OF_ALL = 10**12
 
 
@@ -49,7 +50,8 @@ def positive(place: Mapping[str, Any], key: str, name: str | None = None) -> flo
 
 
 def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | None = None) -> None:
-    """Checks a positive number or null at `key`; `null` says what null means, `name` what the user calls the key."""
+    """Checks a positive number or null at `key`; `null` describes null, `name` is what the user
+    calls the key."""
     value = place.get(key)
     if value is not None and (not is_number(value) or value <= 0):
         raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
@@ -67,7 +69,7 @@ def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int
 
 
 def seeds(value: Any) -> list[int] | None:
-    """A list of different seeds, or None for null, which takes those of a split."""
+    """Returns a list of different seeds; None for null, which stands for a split's seeds."""
     if value is None:
         return None
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
@@ -101,7 +103,7 @@ def require(purpose: str) -> None:
 
 
 def limit_torch_threads() -> None:
-    """Keeps torch to one thread where it is installed: worker processes share the cores."""
+    """Keeps torch, if installed, to one thread: worker processes share the cores."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 

@@ -1,9 +1,10 @@
 """`ooco-gym suite`: ten frozen tasks, a result file, and a leaderboard (docs/suite.md).
 
-A policy that simulates plays whole windows; a network, or a function, answers the decisions of the track's
-environment. A window counts by its offline service over the mean that the track's reference serves in the same task,
-a task that breaks the violation limit as 0. Over a track's tasks: the interquartile mean with a stratified bootstrap,
-and how likely a window is better than the reference's (Agarwal et al. 2021, arXiv 2108.13264).
+A simulated policy runs whole windows; a network or a function takes the decisions of the track's
+environment. A window's score is its offline service relative to the mean of the track's reference
+in the same task, or 0 if the task breaks the violation limit. A track's result is the interquartile
+mean over its tasks with a stratified bootstrap, and the probability that a window beats the
+reference's (Agarwal et al. 2021, arXiv 2108.13264).
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ FIGURES = ("service", "violated", "arrived")
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Plays the suite, or makes the leaderboard.
+    """Runs the suite, or makes the leaderboard.
 
     Raises:
-        UserError: an unknown action or task, a policy that cannot play, or a file that is no result.
+        UserError: an unknown action or task, a policy that cannot run, or a file that is no result.
     """
     config = plain(cfg)
     actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"run": _run, "table": _table}
@@ -52,7 +53,8 @@ def main(cfg: Any) -> dict[str, Any]:
     return {"command": "suite", "action": config["action"], **actions[config["action"]](config)}
 
 
-# --- Playing ----------------------------------------------------------------------------------------------------------
+# --- Running
+# ----------------------------------------------------------------------------------------------------------
 def _run(config: dict[str, Any]) -> dict[str, Any]:
     suite, policy = config["suite"], str(config["policy"] or "")
     if not policy:
@@ -81,7 +83,7 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
-    """The tasks that are played: those asked for, else all of the policy's track.
+    """The tasks to run: those asked for, else all of the policy's track.
 
     Raises:
         UserError: an unknown task, or tasks of both tracks.
@@ -114,14 +116,15 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
 
 def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int], workers: int = 1
          ) -> dict[str, list[float]]:
-    """The windows of a task under a policy: `service` in reference GPU-s/s, `violated` and `arrived` online requests.
+    """Runs a task's windows under a policy; returns `service` in reference GPU-s/s, and `violated`
+    and `arrived` online requests.
 
     Raises:
-        UserError: the policy cannot play it.
+        UserError: the policy cannot run it.
     """
     track, changes = suite["tracks"][suite["tasks"][task]["track"]], dict(suite["tasks"][task]["changes"])
     frozen = conf_root() / "suite" / "clusters" / f"{changes.get('cluster')}.yaml"
-    if frozen.is_file():  # a cluster that has changed since
+    if frozen.is_file():  # the suite's version of a cluster that has changed since
         changes["cluster"] = load_yaml("cluster", frozen)
     env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
            "warmup_s": float(suite["warmup_s"])}
@@ -131,7 +134,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int
         config: EpisodeConfig = under(base.config, changes, f"suite.tasks.{task}")
     if not Path(policy).is_dir() and function_of(policy) is None:
         if get_policy(policy).prepare is None:
-            get_policy(policy).vector()  # says which parameter has no value
+            get_policy(policy).vector()  # raises if a parameter has no value
         population = Population([config.window(game.seed, game.number).resolve() for game in games])
         outcome = population.play([Candidate(get_policy(policy))])[0]
         return {key: outcome[key].tolist() for key in FIGURES}
@@ -149,8 +152,9 @@ def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int
 # --- Scores -----------------------------------------------------------------------------------------------------------
 def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],
            references: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
-    """The track, the interquartile mean of all windows with its 95 % interval, how likely a window is better than the
-    reference's, and by task the mean score, the violation rate, and whether it is feasible."""
+    """Returns the track, the interquartile mean of all windows with its 95 % interval, the
+    probability that a window beats the reference's, and each task's mean score, violation rate and
+    feasibility."""
     by_task, mine, others = {}, [], []
     for name, one in played.items():
         reference = np.asarray(references[name]["service"])
@@ -182,7 +186,8 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     """Reads a result file of this suite.
 
     Raises:
-        UserError: it is none, of another suite, or has scores that are not those of its windows.
+        UserError: the file is no result, is of another suite, or has scores that do not follow from
+            its windows.
     """
     result = read_mapping(path)
     if result.get("schema") != SCHEMA:
@@ -194,7 +199,7 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     try:
         same = as_json(scores(suite, result["tasks"], result["references"])) == {
             key: result[key] for key in ("track", "by_task", "iqm", "improvement")}
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # of what is no number, or not there
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # missing entries, or no numbers
         same = False
     if not same:
         raise UserError(f"'{path}': its scores are not those of its windows; it was edited")
@@ -202,7 +207,7 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_result(path: Path) -> bool:
-    """Whether a file says that it is a result; others may lie beside it, such as a run's summary."""
+    """Whether a file is a result; others may lie beside it, such as a run's summary."""
     value = read_json(path)
     return isinstance(value, dict) and value.get("schema") == SCHEMA and "suite_sha256" in value
 

@@ -1,8 +1,9 @@
-"""`ooco-gym zoo`: makes the learned policies anew, with the heuristics that they are held against, by conf/zoo.yaml.
+"""`ooco-gym zoo`: makes the learned policies and the heuristics that they are compared with, by
+conf/zoo.yaml.
 
-A recipe is a set of searches (`ooco-gym train agent=cma`), one that learns and others that tune heuristics with the
-same information in as many windows, and held-out windows for all of them. What is learned ships only where its
-interval over the best of the others clears 1 (docs/learned.md).
+A recipe has several searches (`ooco-gym train agent=cma`): one learns, the others tune heuristics
+with the same information in as many windows. All are compared on held-out windows. A learned policy
+ships only if its interval over the best heuristic is above 1 (docs/learned.md).
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _KEYS = ("env", "seed", "reference", "agent", "searches", "held_out", "windows",
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Makes the policies of `cfg.policies` in `cfg.out`; what is there under the same settings is not made again.
+    """Makes the policies of `cfg.policies` in `cfg.out`; a result with the same settings is kept.
 
     Raises:
-        UserError: an unknown policy or key, or a search that cannot be made.
-        KeyboardInterrupt: the same command goes on with what is left.
+        UserError: an unknown policy or key, or a search that cannot run.
+        KeyboardInterrupt: the same command continues.
     """
     config, started = plain(cfg), time.monotonic()
     recipes = chosen(config)
@@ -56,7 +57,8 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def chosen(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The recipes of conf/zoo.yaml that `policies` asks for, all where it is null; fewer generations where asked.
+    """The recipes of conf/zoo.yaml that `policies` names (null: all), with `generations` and
+    `windows` replaced if set.
 
     Raises:
         UserError: an unknown policy, or a recipe with an unknown key.
@@ -79,7 +81,8 @@ def chosen(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Makes one policy and its opponents, plays held-out windows, and writes its card; returns the card."""
+    """Makes one policy and its baselines, runs held-out windows, and writes its card; returns the
+    card."""
     begun = time.monotonic()
     recipe = {**recipe, "env": {"name": recipe["env"], **load_yaml("env", recipe["env"])}}
     reports = {search: searched(search, recipe, out / search) for search in recipe["searches"]}
@@ -95,7 +98,7 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
                     **ratio(outcomes[name]["service"], outcomes[other]["service"], conditions)}
             for other in played if other != name}
     feasible = [one for one in over if over[one]["violation_rate"] <= limit]
-    best = min(feasible or over, key=lambda one: over[one]["ratio"])  # where none keeps the budget, the strongest
+    best = min(feasible or over, key=lambda one: over[one]["ratio"])  # if none keeps the budget, the strongest
     policy, rate = get_policy(played[name]), float(rates_of(outcomes[name]).mean())
     card = {"name": name, "environment": recipe["env"]["id"], "recipe": plain(recipe), "digest": digest_of(policy),
             "as_shipped": name in names() and digest_of(get_policy(name)) == digest_of(policy),
@@ -107,11 +110,12 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 
 def searched(search: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """One search, gone on with where it was stopped; its summary where it is there under the same settings."""
+    """Returns the summary of one search, resumed if it was stopped, or kept if it has the same
+    settings."""
     config = search_config(search, recipe, str(out))
     try:
         begun = read_yaml(out / CONFIG_FILE) == config
-    except UserError:  # not there, or damaged: made anew
+    except UserError:  # missing or damaged: made again
         begun = False
     if begun and (out / SUMMARY_FILE).is_file():
         return read_mapping(out / SUMMARY_FILE)

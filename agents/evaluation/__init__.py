@@ -1,1 +1,1 @@
-"""Evaluation: players of episodes, heuristics by name, and the scores, tables and pages made of what they played."""
+"""Evaluation: players of episodes, heuristics by name, and scores, tables and pages."""

@@ -1,4 +1,4 @@
-"""`ooco-gym dataset`: what a policy did in many windows, as a Minari data set to learn from offline."""
+"""`ooco-gym dataset`: records a policy in many windows as a Minari data set for offline RL."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ooco_gym.errors import UserError
 from ooco_gym.report.terminal import progress
 
 DATA_FOLDER = "data"  # of a Minari data set, below its name
-UNFINISHED = ".unfinished"  # where it is written, before it is whole
+UNFINISHED = ".unfinished"  # the folder in which it is written until it is complete
 _ROOT = "MINARI_DATASETS_PATH"
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Plays windows and writes the data set `cfg.name` below `cfg.out`.
+    """Simulates windows and writes the data set `cfg.name` below `cfg.out`.
 
     Raises:
-        UserError: the policy does not play here, a value is out of range, or minari is not installed.
+        UserError: the policy cannot run here, a value is out of range, or minari is not installed.
     """
     config = plain(cfg)
     env, out = group(config, "env"), Path(config["out"])
@@ -42,7 +42,7 @@ def main(cfg: Any) -> dict[str, Any]:
     if (out / name).exists():
         raise UserError(f"'{out / name}' holds a data set already; give another out or name")
     unfinished = out / UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a start that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     job, buffers, generator = jobs_of(env, str(config["policy"]), games)[0], [], np.random.default_rng(seed)
     player = player_of(job)
     with closing(make_env(job.env)) as made, progress("playing", len(games)) as bar:
@@ -69,10 +69,10 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def episode(env: Any, player: Player, game: Window, random: float, generator: np.random.Generator) -> Any:
-    """One window as a Minari `EpisodeBuffer`.
+    """Records one window as a Minari `EpisodeBuffer`.
 
-    Observations float32[decisions + 1, …] by key, their masks among them; `infos` has the figures of each
-    step, float64[decisions + 1, 1], and zeros for the reset.
+    Observations are float32[decisions + 1, …] by key, masks included. `infos` has each step's
+    metrics, float64[decisions + 1, 1], with zeros for the reset.
     """
     from minari.data_collector import EpisodeBuffer
 
@@ -82,7 +82,7 @@ def episode(env: Any, player: Player, game: Window, random: float, generator: np
     while not over:
         explores = random > 0.0 and generator.random() < random
         action = _random(env, observation, generator) if explores else player.act([env], [observation])[0]
-        if not env.action_space.contains(action):  # what stands for the base policy's own action
+        if not env.action_space.contains(action):  # a marker of the base policy's own action
             action = env.unwrapped.base_action()
         observation, reward, terminated, truncated, info = env.step(action)
         over = terminated or truncated
@@ -103,7 +103,7 @@ def episode(env: Any, player: Player, game: Window, random: float, generator: np
 
 
 def _random(env: Any, observation: Mapping[str, np.ndarray], generator: np.random.Generator) -> Any:
-    """A legal action, all equally likely; of levels, any."""
+    """Draws a legal action, all equally likely; for levels, any."""
     if isinstance(env.action_space, spaces.Discrete):
         return int(random_legal(observation["action_mask"][None], generator)[0])
     return generator.integers(env.action_space.nvec)
@@ -111,7 +111,7 @@ def _random(env: Any, observation: Mapping[str, np.ndarray], generator: np.rando
 
 @contextmanager
 def _written_below(folder: Path) -> Iterator[None]:
-    """Minari writes below the folder that a variable of the environment names."""
+    """Lets Minari write below `folder`, which it takes from an environment variable."""
     before: Mapping[str, str] = dict(os.environ)
     os.environ[_ROOT] = str(folder)
     try:

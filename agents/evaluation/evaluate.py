@@ -1,4 +1,5 @@
-"""`ooco-gym evaluate`: plays learned policies and heuristics through the same held-out windows and scores them."""
+"""`ooco-gym evaluate`: runs learned policies and heuristics on the same held-out windows and scores
+them."""
 
 from __future__ import annotations
 
@@ -50,8 +51,9 @@ ALL_SHIFTS = ALL_HEURISTICS = "all"
 
 
 class Entrant(NamedTuple):
-    """A policy under evaluation: its label, and of a learned one its training runs (name → folder). What a search over
-    whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does."""
+    """A policy under evaluation: its label and, if it is learned, its training runs (name →
+    folder). The policy that a search found is learned, too, but runs by a policy's name, as a
+    heuristic does."""
 
     label: str
     policy: str
@@ -60,7 +62,8 @@ class Entrant(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Some windows of one policy: a heuristic's name, or the folder of a training run (`run`, its name)."""
+    """Some windows of one policy: a heuristic's name, or a training run's folder (its name is
+    `run`)."""
 
     label: str
     env: dict[str, Any]
@@ -71,13 +74,14 @@ class Job(NamedTuple):
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of several runs.
+    """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of
+    several runs.
 
     Writes evaluation.md, evaluation.json, evaluation.html and episodes.csv.
 
     Raises:
-        UserError: a policy is neither a heuristic nor a folder, does not fit the environment, a shift is unknown, or a
-            count is out of range.
+        UserError: a policy is neither a heuristic nor a folder or does not fit the environment, a
+            shift is unknown, or a count is out of range.
     """
     config = plain(cfg)
     started = time.monotonic()
@@ -111,8 +115,9 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[str]:
-    """Says so where windows are of seeds that policies learn from: each of these policies, and the environment's own
-    training split, from which tuned ones are; and where a learned policy is still what its learning began with."""
+    """Returns notes on windows whose seeds a policy was trained on, on windows of the environment's
+    training split (from which tuned policies are), and on learned policies that still equal their
+    start."""
     def met(*environments: Mapping[str, Any]) -> list[int]:
         trained = [seed for one in environments for seed in (plain(one.get("splits") or {}).get("train") or [])]
         return sorted(set(seeds) & set(trained))
@@ -138,7 +143,8 @@ def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequenc
 
 
 def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
-    """The suites to be played: None is the environment as it is, before all its shifts where they are asked for."""
+    """The suites to run; None is the environment without a shift. It comes first if `value` is
+    `all`."""
     known = list(plain(env.get("shifts") or {}))
     if value is None:
         return [None]
@@ -153,7 +159,7 @@ def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
 
 
 def _listed(env: Mapping[str, Any], policies: Any) -> Any:
-    """The policies as given; for `all` random actions and every heuristic of the environment."""
+    """The policies as given; `all` stands for random actions and every heuristic of the environment."""
     if policies not in (ALL_HEURISTICS, [ALL_HEURISTICS]):
         return policies
     check_ours(env, "policies=[all]")
@@ -162,7 +168,7 @@ def _listed(env: Mapping[str, Any], policies: Any) -> Any:
 
 
 def _entrants(policies: Any) -> list[Entrant]:
-    """The policies as given; a folder is labelled by its last part unless that is ambiguous."""
+    """The policies as given; a folder's label is its last part unless that is ambiguous."""
     given = [str(policy) for policy in ([policies] if isinstance(policies, str) else list(policies or []))]
     if not given:
         raise UserError("policies is empty; expected names or run folders, such as policies=[ooco,always,never]")
@@ -178,7 +184,8 @@ def _entrants(policies: Any) -> list[Entrant]:
 
 
 def _of_one(label: str, policy: str) -> list[Entrant]:
-    """One policy as given; of the folder of a training sweep each of its points, seeds of one together."""
+    """Returns one policy as given, or each point of a training sweep's folder, with its seeds as
+    one policy."""
     if policy.endswith(".zip") and os.path.isfile(policy):
         return [Entrant(label, policy, {label: policy})]
     if not os.path.isdir(policy):
@@ -192,7 +199,7 @@ def _of_one(label: str, policy: str) -> list[Entrant]:
 
 
 def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:
-    """The jobs of one suite, after a check that each policy can play in its environment."""
+    """Returns the jobs of one suite, after checking that each policy can run in its environment."""
     jobs = []
     with closing(make_env(config)) as env:
         for entrant in entrants:
@@ -204,7 +211,7 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                 players = [(dict(config), entrant.policy, None)]
             else:
                 where, name = as_base_policy(config, entrant.policy, env)
-                if name == entrant.policy:  # a file's policy that is the base policy has no rule that is asked here
+                if name == entrant.policy:  # no rule of a file's policy that is the base policy is called here
                     check_heuristic(name, env)
                 players = [(where, name, None)]
             for where, policy, run in players:
@@ -214,10 +221,10 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
 
 
 def check_heuristic(policy: str, env: Any) -> None:
-    """Refuses a name that stands for no heuristic of an environment.
+    """Refuses a name that no heuristic of an environment has.
 
     Raises:
-        UserError: nothing of that name.
+        UserError: the name is unknown.
     """
     inside, known = env.unwrapped, getattr(env.unwrapped, "rules", ())
     if hasattr(inside, "episodes"):
@@ -228,13 +235,14 @@ def check_heuristic(policy: str, env: Any) -> None:
 
 
 def play_job(job: Job) -> list[dict[str, Any]]:
-    """Plays one chunk of windows with one policy; runs in a worker process. Records of a run name it as `run`."""
+    """Runs one policy on one chunk of windows, in a worker process. Records of a training run name
+    it as `run`."""
     records = play(job.env, player_of(job), job.games, side_by_side=SIDE_BY_SIDE)
     return [{**record, "run": job.run} for record in records] if job.learned else records
 
 
 def player_of(job: Job) -> Player:
-    """The player that answers the decisions of a job."""
+    """The player that takes the decisions of a job."""
     own = function_of(job.policy)
     if own is not None:
         return FunctionPlayer(job.label, own)
@@ -245,10 +253,10 @@ def player_of(job: Job) -> Player:
 
 
 def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> list[Job]:
-    """The jobs of one policy, which may be whatever `evaluate` takes.
+    """Returns the jobs of one policy, given in any form that `evaluate` takes.
 
     Raises:
-        UserError: it is none, several runs, or does not fit the environment.
+        UserError: the policy is unknown, is several runs, or does not fit the environment.
     """
     entrant, *others = _entrants(policy)
     if others or len(entrant.runs) > 1:
@@ -258,7 +266,7 @@ def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> 
 
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
             episodes: int, notes: list[str]) -> dict[str, Any]:
-    """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
+    """The scores of the first suite; with shifts, those of all suites as `suites`."""
     name = env.get("name") or str(env["id"]).rpartition(":")[2]  # without the module that registers it
     learned = {one.label: bool(one.runs) or one.searched or function_of(one.policy) is not None for one in entrants}
     suites = []
@@ -269,8 +277,8 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
 
 
 def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
-    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv: one row a suite, policy, run and
-    window with all figures that the environment gave."""
+    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv: one row for each
+    suite, policy, run and window, with all metrics of the environment."""
     with atomic_write(out / "evaluation.md") as temporary:
         temporary.write_text(markdown(summary), encoding="utf-8")
     records = {shift or "none": suite for shift, suite in played.items()}
@@ -290,23 +298,26 @@ def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Ma
 # --- From Python ----------------------------------------------------------------------------------------------------
 def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes: int | None = None,
              beside: Sequence[str] = ("base_policy",), name: str = "mine", **more: Any) -> dict[str, Any]:
-    """Plays a function on held-out windows beside heuristics, as `ooco-gym evaluate` does: paired, with intervals.
+    """Compares a function with heuristics on held-out windows, as `ooco-gym evaluate` does: paired,
+    with intervals.
 
     Args:
-        act: takes an observation of the environment (a vector where that is made with `flat=True`), returns an action.
-        env: a name of `conf/env` (`gating`), the path of a YAML file, a Gymnasium id, an environment that
-            `gymnasium.make` made, or a mapping with `id`, `splits` and arguments.
+        act: takes an observation of the environment (a vector if it was made with `flat=True`) and
+            returns an action.
+        env: a name of `conf/env` (`gating`), the path of a YAML file, a Gymnasium id, an
+            environment that `gymnasium.make` made, or a mapping with `id`, `splits` and arguments.
         split: `test`, `validation` or `train`; or give `seeds`.
         episodes: windows, spread over the split's seeds; None: two of each seed.
-        beside: heuristics, run folders and exports that play the same windows.
-        name: of the function, in the table.
+        beside: heuristics, run folders and exports to compare with.
+        name: the function's name in the table.
         **more: other keys of the command: `seeds`, `window_s`, `warmup_s`, `shift`, `out`.
 
     Returns:
-        The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more (docs/evaluation.md).
+        The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more
+        (docs/evaluation.md).
 
     Raises:
-        UserError: as the command; an illegal action.
+        UserError: as the command; or an action is illegal.
     """
     config, seeds = _config_of(env), more.pop("seeds", None)
     if not seeds and not config.get("splits"):
@@ -326,7 +337,7 @@ def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes:
 
 
 _PASSIVE = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.RecordEpisodeStatistics,
-            gym.wrappers.RecordVideo, gym.wrappers.HumanRendering)  # what they wrap plays the same without them
+            gym.wrappers.RecordVideo, gym.wrappers.HumanRendering)  # wrappers that change no behaviour
 
 
 def _config_of(env: Any) -> dict[str, Any]:

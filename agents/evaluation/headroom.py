@@ -1,11 +1,13 @@
-"""`ooco-gym headroom`: can a model learn anything from single decisions of an environment (docs/evaluation.md)?
+"""`ooco-gym headroom`: tests whether a model can learn from single decisions (docs/evaluation.md).
 
-Decisions of whole windows, sampled along the base policy's play, are played out once for each legal action, the base
-policy going on after it: all on the window's own future, so that outcomes of one decision differ by the action alone.
-A ridge regression of these outcomes on what the agent observes is fitted on some windows and chooses on others. Its
-gain over the best constant choice, found on the same windows as the model, is what a network could hope for from
-single decisions; a placebo, the same with the outcomes of each decision dealt anew among its actions, says what of it
-is noise. Intervals are over windows: decisions of one window share its future.
+Decisions are sampled along the base policy's run of whole windows. From each, every legal action is
+simulated, and then the base policy to the end. All actions meet the same future arrivals, so their
+outcomes differ by the action only.
+
+A ridge regression of outcomes on the agent's observations is fitted on some windows and chooses in
+others. A network could hope for its gain over the best constant action, found on the same windows.
+A placebo, fitted on outcomes shuffled among each decision's actions, shows the noise. Intervals are
+over windows, since decisions of one window share its future.
 """
 
 from __future__ import annotations
@@ -33,19 +35,20 @@ from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import track
 from ooco_gym.scenario import DAY_S
 
-FOLDS = 5  # of windows: a model chooses in each after it was fitted to the others
-PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; which one, windows left out of the fit say
+FOLDS = 5  # of windows: the model chooses in each fold after it was fitted to the others
+PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; chosen by cross-validation over windows
 
 
 @dataclass(frozen=True)
 class Played:
-    """One decision, played out for each of its n legal actions.
+    """One decision, simulated with each of its n legal actions.
 
     Attributes:
-        window: in which it was taken.
-        choices: int64[n], what a constant choice calls each: an action's number, or a place in a list of levels.
-        features: float64[n, d], what is known of each action.
-        outcomes: float64[n], reward of the episode where it is taken.
+        window: index of its window.
+        choices: int64[n], what a constant action calls each: an action's number, or an index into a
+            list of levels.
+        features: float64[n, d], features of each action.
+        outcomes: float64[n], the episode's reward after each action.
     """
 
     window: int
@@ -56,8 +59,8 @@ class Played:
 
 # --- Estimating -------------------------------------------------------------------------------------------------------
 def gains(decisions: Sequence[Played]) -> np.ndarray:
-    """What the model's choice has over the constant one in each decision, both found on other windows, and what the
-    best action would have had: float64[n, 2]."""
+    """Returns each decision's gain over the best constant action, of the model and of the best
+    action: float64[n, 2]. Model and constant action are fitted on other windows."""
     found, windows = np.zeros((len(decisions), 2)), np.array([one.window for one in decisions])
     for fold in range(FOLDS):
         inside = windows % FOLDS == fold
@@ -71,14 +74,14 @@ def gains(decisions: Sequence[Played]) -> np.ndarray:
 
 
 def shuffled(decisions: Sequence[Played], seed: int) -> list[Played]:
-    """The placebo: the outcomes of each decision, dealt anew among its actions."""
+    """The placebo: each decision's outcomes, shuffled among its actions."""
     draws = np.random.default_rng(seed)
     return [Played(one.window, one.choices, one.features, draws.permutation(one.outcomes)) for one in decisions]
 
 
 def best_constant(decisions: Sequence[Played]) -> int:
-    """The choice with the best mean outcome, each decision's mean taken off; one that is rarely legal counts as what
-    is taken in its place, the base policy's."""
+    """The choice with the best mean outcome, centred within each decision. Where it is illegal it
+    counts as the base policy's action."""
     totals: dict[int, float] = {}
     base = 0.0
     for one in decisions:
@@ -90,13 +93,13 @@ def best_constant(decisions: Sequence[Played]) -> int:
 
 
 def _place(one: Played, choice: int) -> int:
-    """Where a choice is among the actions; the base policy's place where it is not legal."""
+    """The index of a choice among the actions; the base policy's (0) if the choice is not legal."""
     same = np.flatnonzero(one.choices == choice)
     return int(same[0]) if same.size else 0
 
 
 def _fitted(decisions: Sequence[Played]) -> np.ndarray:
-    """Weights of a ridge regression of outcomes on features, each decision's mean taken off both."""
+    """Weights of a ridge regression of outcomes on features, both centred within each decision."""
     rows, values, windows = _centred(decisions)
     apart = windows % 2 == 0
     errors = [float(((rows[apart] @ _ridge(rows[~apart], values[~apart], penalty) - values[apart]) ** 2).sum())
@@ -118,11 +121,11 @@ def _ridge(rows: np.ndarray, values: np.ndarray, penalty: float) -> np.ndarray:
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
 def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
-    """What is known of each action (int64[n, parts]): the candidate that it takes, which fixed action it is, and each
-    of these kinds with the observation's `cluster`; of levels, where each stands, its square and the same.
+    """Returns the features of each action (int64[n, parts]), float64[n, d].
 
-    Returns:
-        float64[n, d].
+    They are the candidate that the action takes, a one-hot of its kind (each fixed action, or a
+    candidate), and this kind times the observation's `cluster`. Levels have their relative
+    position, its square, and the position times `cluster`.
     """
     observation = env._observation()
     cluster = np.asarray(observation["cluster"], np.float64)
@@ -141,7 +144,8 @@ def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
 
 
 def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tuple[int, int]]) -> dict[str, Any]:
-    """The base policy's play of one window, `share` of its decisions played out for every legal action."""
+    """Runs the base policy in one window, and simulates all legal actions at `share` of its
+    decisions."""
     place, (seed, window) = numbered
     env: Any = make_env(config["env"]).unwrapped
     total = _play(env, seed, window, None)
@@ -164,7 +168,8 @@ def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tupl
 
 
 def _play(env: Any, seed: int, window: int, before: Callable[[int], None] | None) -> int:
-    """Plays a window as the base policy does; `before` each decision gets its number. Returns how many there are."""
+    """Runs the base policy in a window; `before` is called with each decision's number. Returns the
+    number of decisions."""
     env.reset(seed=seed, options={"window": window})
     taken = 0
     while env.episodes.open(0):
@@ -177,10 +182,10 @@ def _play(env: Any, seed: int, window: int, before: Callable[[int], None] | None
 
 # --- The command ------------------------------------------------------------------------------------------------------
 def main(cfg: Any) -> dict[str, Any]:
-    """Plays decisions out, fits, and writes headroom.json.
+    """Simulates decisions' actions, fits the model, and writes headroom.json.
 
     Raises:
-        UserError: a count that is none, or an environment that is not ours.
+        UserError: a count is out of range, or the environment is not ours.
     """
     config = plain(cfg)
     started = time.monotonic()
@@ -209,8 +214,8 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """The gain in a decision of the model's choice, of the placebo's and of the best action, which is found by looking
-    ahead, with intervals over windows; and what they would add up to in a window, as shares of its service."""
+    """Returns the mean gain of a decision by the model, the placebo and the best action in
+    hindsight, with intervals over windows, and the service of a window."""
     decisions = [one for record in records for one in record["played"]]
     if len({one.window for one in decisions}) < FOLDS:
         raise UserError(f"fewer than {FOLDS} windows have decisions with a choice: play more episodes, or longer ones")
@@ -233,8 +238,8 @@ def _over_windows(values: np.ndarray, decisions: Sequence[Played]) -> dict[str, 
 
 
 def resolution(summary: Mapping[str, Any]) -> float:
-    """The smallest gain that the interval would have shown, as a share of a window's service: half its width (or the
-    placebo's), times the decisions of a window."""
+    """The smallest gain that the interval would have shown, as a share of a window's service: half
+    the wider of the model's and the placebo's intervals, times the decisions of a window."""
     width = max(summary[who]["high"] - summary[who]["low"] for who in ("model", "placebo"))
     gain = 0.5 * width * summary["decisions_a_window"]
     return gain / summary["service_a_window"] if summary["service_a_window"] else math.inf
@@ -247,7 +252,7 @@ def in_deviations(summary: Mapping[str, Any], who: str) -> str:
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """The model beside the placebo and the best action."""
+    """A table of the model, the placebo and the best action."""
     rows = []
     for name in ("model", "placebo", "best action"):
         gain = summary[name]
@@ -259,7 +264,7 @@ def table(summary: Mapping[str, Any]) -> Table:
 
 
 def words(summary: Mapping[str, Any]) -> str:
-    """The verdict in sentences."""
+    """The result in sentences."""
     says = "Learnable" if summary["learnable"] else "Nothing learnable shown"
     return (f"{says}: {summary['decisions']:,} of some {summary['decisions_a_window']:,.0f} decisions a window, in "
             f"{summary['episodes']} windows; the outcomes of one decision have a standard deviation of "

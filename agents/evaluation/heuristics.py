@@ -1,23 +1,28 @@
-"""Heuristics by name: chance, plain rules, published rules, and tuned policies.
+"""Heuristics by name: random actions, simple rules, published policies and tuned policies.
 
 `by_name` knows, in an environment:
 
-- `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
-- `base_policy`: the policy that takes all other decisions takes these, too;
-- `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
-- where a length predictor speaks (`EvictionPredicted-v1`, `MigrationPredicted-v1`), the rules of `ooco_lengths` that go
-  by what it says;
-- `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission, Serving);
-- `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644), `most to generate`
-  (as believed), `least loss` (cheapest block), `last to the host` (PreemptionVictim);
-- a constant: `level 0.9` (Packing), `slo_margin=0.95` (OnlineTuning; several with commas), `time 2 offline 1`
-  (Batching);
+- `random actions`: legal actions, all equally likely (also `random`, unless the published gate of
+  that name applies);
+- `base_policy`: the base policy's own action;
+- `decline` (the decision's own *no*), `shortest`, `longest` (of the candidate requests), `stop`
+  (always interrupts);
+- with a length predictor (`EvictionPredicted-v1`, `MigrationPredicted-v1`), the rules of
+  `ooco_lengths` that use its predictions;
+- `oldest`, `least work` (fewest tokens to compute and generate, predicted), `most cached`
+  (Admission, Serving);
+- `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644),
+  `most to generate` (predicted), `least loss` (cheapest block), `last to the host`
+  (PreemptionVictim);
+- a constant: `level 0.9` (Packing), `slo_margin=0.95` (OnlineTuning; several with commas), `time 2
+  offline 1` (Batching);
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
-A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
-Packing and OnlineTuning, it has settings instead, and Batching, Admission, PreemptionVictim and Serving ask for parts
-of what it does: there the whole policy takes the base policy's seat, and the base policy's action is taken
-(`as_base_policy`). Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
+At the loop's decisions, a published policy acts by its rules (`rule_action`). Packing and
+OnlineTuning set a policy's parameters, and Batching, Admission, PreemptionVictim and Serving decide
+parts of an iteration. There a published policy becomes the base policy, whose action is taken
+(`as_base_policy`). Among other decisions (Colocation), packing takes the level nearest to the
+policy's own.
 """
 
 from __future__ import annotations
@@ -43,17 +48,17 @@ from ooco_gym.policy.registry import aliases
 from ooco_gym.sim import state as s
 
 RANDOM, BASE, PACK = "random actions", "base_policy", "pack"
-TOKENS = 1  # column of a candidate that is a request: its context
+TOKENS = 1  # column of a candidate request's context
 SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
-BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # settings of `ooco_lengths`, by decision
+BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # parameters of `ooco_lengths`, by decision
               s.PULL: ("pull=past_future", "pull=soonest", "pull=shortest_output")}
 
 
 class Heuristic:
     """A rule or a constant as a player (`players.Player`).
 
-    `begin(env)`, of a bare environment after its reset, gives what answers its open decision; None: what `name` stands
-    for there.
+    `begin(env)` takes a bare environment after its reset and returns the function that gives each
+    action. None stands for the heuristic that `name` has in that environment.
     """
 
     learned = False
@@ -63,11 +68,11 @@ class Heuristic:
         self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def begin(self, env: Any) -> Callable[[], Any]:
-        """The function that answers the open decision of an episode that has begun in `env`."""
+        """Returns the function that gives the action at the open decision of the episode in `env`."""
         return by_name(env, self.name).begin(env) if self._begin is None else self._begin(env)
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
-        """Asks what has begun in each environment, anew in each episode."""
+        """Returns each environment's action; a new episode begins the heuristic again."""
         return [self._of(env.unwrapped)() for env in envs]
 
     def _of(self, env: Any) -> Callable[[], Any]:
@@ -80,10 +85,11 @@ class Heuristic:
 
 def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Window],
                    side_by_side: int = 8) -> list[dict[str, Any]]:
-    """Plays windows with a heuristic by its name; records as `agents.evaluation.players.play` gives them.
+    """Runs a heuristic by its name on windows; returns records as `agents.evaluation.players.play`
+    does.
 
     Raises:
-        UserError: nothing of that name, or it has no say in this environment.
+        UserError: the name is unknown, or the heuristic does not apply in this environment.
     """
     with closing(make_env(config)) as env:
         config, name = as_base_policy(config, name, env)
@@ -91,15 +97,16 @@ def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Windo
 
 
 def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict[str, Any], str]:
-    """The environment in which a heuristic plays, and the heuristic's name there.
+    """Returns the environment's configuration with which a heuristic runs, and its name there.
 
-    Where only the clock asks, a published policy takes the base policy's seat: it then warms the window up as well.
+    If the environment sets parameters, a published policy becomes the base policy, and then also
+    runs the warm-up.
 
     Args:
         env: an environment of that configuration.
 
     Raises:
-        UserError: a policy that cannot be the base policy.
+        UserError: the policy cannot be the base policy.
     """
     here = env.unwrapped
     settings = hasattr(here, "episodes") and are_settings(here.decisions)
@@ -109,19 +116,20 @@ def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict
     controls = here.episodes.controls
     if controls is not None and not set(controls.names) & set(policy_of(name).values):
         moved["controls"] = _nothing_to_turn(name)
-    make_env(moved).close()  # a policy without the settings that are turned here says so
+    make_env(moved).close()  # raises if the policy lacks the parameters that are set here
     return moved, BASE
 
 
 def _nothing_to_turn(name: str) -> dict[str, list[Any]]:
-    """The controls under which a policy that has none of an environment's parameters plays as it is."""
+    """Controls for a policy that has none of the environment's parameters: one, at the policy's own
+    value."""
     policy = policy_of(name)
     param = next(one for one in policy.params if isinstance(policy.values[one.name], (int, float)) or one.choices)
     return {param.name: [policy.values[param.name]]}
 
 
 def _of_another_package(env: Any, name: str) -> Heuristic:
-    """The heuristic of a name in an environment of another package, which has its own rules.
+    """Returns a heuristic by name in an environment of another package, which has its own rules.
 
     Raises:
         UserError: the environment has no rules.
@@ -136,10 +144,11 @@ def _of_another_package(env: Any, name: str) -> Heuristic:
 
 
 def by_name(env: Any, name: str) -> Heuristic:
-    """The heuristic of a name in a bare environment, made by `as_base_policy`'s configuration.
+    """Returns a heuristic by name in a bare environment of `as_base_policy`'s configuration.
 
     Raises:
-        UserError: nothing of that name here, or a published policy where only the clock asks.
+        UserError: the name is unknown here, or is a published policy where the environment sets
+            parameters.
     """
     if not hasattr(env, "episodes"):
         return _of_another_package(env, name)
@@ -167,8 +176,8 @@ def by_name(env: Any, name: str) -> Heuristic:
 
 
 def heuristics_of(env: Any) -> list[Heuristic]:
-    """The base policy, each published rule that answers this environment's decisions and is not another's, and plain
-    ones. Where only the clock asks there are no published ones, since they have settings, not rules."""
+    """Lists the base policy, each distinct published rule for this environment's decisions, and
+    simple rules. Environments that set parameters have no published rules."""
     kinds = {decision.kind for decision in env.decisions}
     plain = _plain(env, kinds)
     rules = [] if are_settings(env.decisions) else _distinct(env, kinds)
@@ -176,7 +185,7 @@ def heuristics_of(env: Any) -> list[Heuristic]:
 
 
 def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
-    """The base policy first, then rules and constants that need no policy."""
+    """Lists the base policy, then rules and constants that need no policy."""
     listed = [Heuristic(BASE, lambda env: env.base_action)]
     controls, buffers = env.episodes.controls, env.episodes.buffers
     if controls is not None:  # each parameter at each of its other levels
@@ -187,11 +196,11 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
         scale = float(buffers.settings[b.PACK_SCALE]) or 1.0
         return listed + [Heuristic(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
                          for k, level in enumerate(buffers.levels[0])]
-    if kinds == {s.COMPOSE}:  # every iteration as long, with as much offline work; online prompts may have all of it
+    if kinds == {s.COMPOSE}:  # constant limits for every iteration; online prompts may use all of it
         times, online, offline = buffers.levels
         return listed + [Heuristic(f"time {times[k]:g} offline {offline[k]:g}", lambda env, k=k: lambda: b.FIXED + k)
                          for k in np.flatnonzero(online == online.max())]
-    if kinds != {b.RECLAIM}:  # which has no *no*
+    if kinds != {b.RECLAIM}:  # RECLAIM has no *no*
         listed.append(Heuristic("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
         listed += [Heuristic(name, lambda env, longest=longest: partial(by_length, env, longest))
@@ -208,12 +217,13 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
 
 
 def decline(env: Any) -> int:
-    """The decision's own *no* where that is legal, else the base policy's."""
+    """Returns the decision's own *no* if it is legal, else the base policy's action."""
     return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.BASE_ACTION
 
 
 def by_length(env: Any, longest: bool) -> int:
-    """The shortest (or longest) request offered, where requests are; else the base policy's."""
+    """Returns the shortest (or longest) candidate request; the base policy's action if candidates
+    are no requests."""
     buffers = env.episodes.buffers
     if buffers.status[0, b.KIND] not in SIZED:
         return b.BASE_ACTION
@@ -225,15 +235,15 @@ def by_length(env: Any, longest: bool) -> int:
 
 
 def _work(entry: Mapping[str, float]) -> float:
-    """Tokens that a request is believed to take still, to compute and to generate."""
+    """Predicted tokens of a request still to compute and to generate."""
     return entry["tokens"] * (1.0 - entry["cached"]) + entry["output"]
 
 
-Rank = Callable[[Mapping[str, float]], Any]  # of a candidate's figures, behind the features
+Rank = Callable[[Mapping[str, float]], Any]  # of a candidate's raw values, before they became features
 ENTERING: dict[str, Rank] = {  # the least of these enters
     "oldest": lambda entry: -entry["wait"], "least work": _work,
     "most cached": lambda entry: -entry["cached"] * entry["tokens"]}
-RECLAIMING: dict[str, Rank] = {  # the least of these gives way; of equals one that is computed again
+RECLAIMING: dict[str, Rank] = {  # the least of these is preempted; among equals, one that is recomputed
     "last admitted": lambda victim: -victim["place"], "last arrived": lambda victim: victim["wait"],
     "least computed": lambda victim: victim["computed"] * victim["tokens"],
     "most to generate": lambda victim: -victim["output"],
@@ -244,7 +254,8 @@ _TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim
 
 
 def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
-    """The lowest-ranked candidate at a kind of decision; at others the base policy's action."""
+    """Returns the lowest-ranked candidate at one kind of decision; elsewhere the base policy's
+    action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if buffers.status[0, b.KIND] != kind or not len(there):
@@ -257,9 +268,10 @@ def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
-    """Policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`).
+    """Lists policies with their own rules for these decisions, or with another's rule and a
+    parameter (`gate=never`).
 
-    Not those that may compute with weights: they are learned, or rules beside what was learned.
+    Policies that may have weights are left out: they are learned.
     """
     points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
     base_policy = policy_of(env.config.base_policy)
@@ -275,7 +287,8 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
 
 
 def _published(rule: str) -> Heuristic:
-    """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
+    """A policy's rules at the loop's decisions; where packing is among them, the level of its own
+    parameter."""
     def begin(env: Any) -> Callable[[], Any]:
         turns, level = env.episodes.buffers.status, _nearest_level(env, rule)
         return lambda: level if turns[0, b.KIND] == b.CLOCK else env.rule_action(rule)
@@ -284,7 +297,8 @@ def _published(rule: str) -> Heuristic:
 
 
 def _nearest_level(env: Any, rule: str) -> int:
-    """The action that packs as a policy is set to; the base policy's where it is set alike, or has no such setting."""
+    """Returns the action whose packing level is nearest to a policy's. It is the base policy's
+    action if both have the same level, or if one has no such parameter."""
     own, base_policy = (policy_of(one) for one in (rule, env.config.base_policy))
     if PACK not in {decision.name for decision in env.decisions}:
         return b.BASE_ACTION
@@ -297,7 +311,8 @@ def _nearest_level(env: Any, rule: str) -> int:
 
 
 def _constant(controls: Any, name: str) -> Heuristic:
-    """Parameters at levels all the time, `slo_margin=0.95,interrupt=1`; all others as they are tuned."""
+    """Keeps parameters at levels, `slo_margin=0.95,interrupt=1`, and all others at their tuned
+    values."""
     action = controls.tuned.copy()
     for text in name.split(","):
         parameter, _, value = (part.strip() for part in text.partition("="))
@@ -312,8 +327,8 @@ def _constant(controls: Any, name: str) -> Heuristic:
 
 
 def _random_of_masks(env: Any) -> Callable[[], Any]:
-    """Legal actions of an environment of another package, all equally likely; its action space is seeded by the window
-    (`players._Episode`)."""
+    """Random legal actions in an environment of another package, all equally likely; the window
+    seeds its action space (`players._Episode`)."""
     counts = getattr(env.action_space, "nvec", None)
 
     def act() -> Any:
@@ -324,7 +339,7 @@ def _random_of_masks(env: Any) -> Callable[[], Any]:
 
 
 def _random(env: Any) -> Callable[[], Any]:
-    """Legal actions, all equally likely; keyed by the window."""
+    """Legal actions, all equally likely, keyed by the window."""
     random = np.random.default_rng([env.window[0], env.window[1]])
     controls = env.episodes.controls
     if controls is not None:

@@ -1,7 +1,8 @@
-"""Play-outs of an open decision: each legal action, then the base policy, on the window's own future.
+"""Rolls out each legal action at an open decision, then the base policy, on the window's own
+future.
 
-Play-outs run in copies of the episode's state (`Clones`), laid down once an episode, so that one costs no more than
-copying arrays.
+Roll-outs run in copies of the episode's state (`Clones`), allocated once per episode, so each costs
+only a copy of arrays.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from ooco_gym.sim.loop import RUN_SIGNATURE, run
 
 
 class PlayOuts:
-    """Plays the decisions of one environment (`ooco_gym.envs.base.DecisionEnv`) out, and leaves its episode alone.
+    """Rolls out the decisions of one environment (`ooco_gym.envs.base.DecisionEnv`), without
+    changing its episode.
 
     Args:
-        horizon_s: seconds of simulated time that are played; None: to the end of the episode. At a horizon within the
-            window unfinished offline requests are paid as far as they are done.
+        horizon_s: simulated seconds of a roll-out; None: to the end of the episode. At a horizon
+            within the window, unfinished offline requests are paid by their progress.
 
     Raises:
-        UserError: actions of the environment are vectors of numbers.
+        UserError: the environment's actions are vectors of numbers.
     """
 
     def __init__(self, env: Any, horizon_s: float | None = None) -> None:
@@ -38,7 +40,8 @@ class PlayOuts:
         self._clones: Clones | None = None
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is legal at the open decision, the base policy's action first, and what it is worth.
+        """Returns the legal actions at the open decision, the base policy's first, and their
+        rewards.
 
         Returns:
             (actions int64[n, parts], rewards of the episode float64[n]).
@@ -57,7 +60,8 @@ class PlayOuts:
 
 
 def legal_actions(env: Any) -> np.ndarray:
-    """The base policy's action, then every other legal one; of controls, one turned at a time: int64[n, parts]."""
+    """Returns the base policy's action, then every other legal one, int64[n, parts]; controls
+    change one at a time."""
     controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
     if controls is None:
         legal = np.flatnonzero(mask)
@@ -72,16 +76,16 @@ def legal_actions(env: Any) -> np.ndarray:
     return np.array(moves, np.int64)
 
 
-_OWN = (*b.ROWS, "handles")  # of the buffers: all else is the episodes' own
+_OWN = (*b.ROWS, "handles")  # buffers that a clone owns; all others are shared with the episodes
 
 
 class Clones:
-    """Room for play-outs of an episode, one an action.
+    """Memory for an episode's roll-outs, a copy of the state for each action.
 
     Args:
-        episodes: whose base policy plays on.
-        state: an episode of the configuration; its copies have its sizes.
-        count: at most so many actions.
+        episodes: whose base policy goes on after the action.
+        state: an episode of this configuration, with the copies' sizes.
+        count: largest number of actions.
     """
 
     def __init__(self, episodes: Episodes, state: s.State, count: int) -> None:
@@ -99,7 +103,8 @@ class Clones:
             self._pairs.append((name, [getattr(copy, name) for copy in self._states]))
 
     def play(self, episodes: Episodes, actions: np.ndarray, until_ps: int, end_ps: int) -> np.ndarray:
-        """Plays each of `actions` (int64[n, parts], the base policy's first) out from where the first episode stands.
+        """Rolls out each of `actions` (int64[n, parts], the base policy's first) from the first
+        episode's state.
 
         Returns:
             float64[n], their scores.

@@ -1,11 +1,12 @@
-"""Players: what answers the decisions of an environment, and how one plays windows.
+"""Players: what takes an environment's decisions, and how one runs on windows.
 
-There is one protocol, `Player`, and three classes that have it: `Heuristic` (`agents.evaluation.heuristics`) reads the
-environment itself, `BatchPlayer` answers a batch of observations at once, as networks do, `FunctionPlayer` asks a
-user's function. `load_learned` reads any learned policy: a run of `ooco-gym train`, or an export.
+The protocol `Player` has three classes. `Heuristic` (`agents.evaluation.heuristics`) reads the
+environment itself. `BatchPlayer` decides for a batch of observations, as networks do.
+`FunctionPlayer` calls a user's function. `load_learned` reads a learned policy: a run of `ooco-gym
+train`, or an export.
 
-Several windows advance side by side so that a network answers for all of them in one call. A chunk of windows has a
-fixed size, whatever the number of worker processes, so that results do not depend on the machine.
+Several windows advance side by side so that one call of a network decides for all. The chunks of
+windows have a fixed size, so that results do not depend on the number of worker processes.
 """
 
 from __future__ import annotations
@@ -46,22 +47,23 @@ from ooco_gym.runtime import MANIFEST_FILE, Policy
 SEEDS = "seed_*"  # folders of the training runs of one group
 Observations = Sequence[Mapping[str, np.ndarray]]
 Act = Callable[[Mapping[str, np.ndarray]], Any]  # a user's function of the observation of one open decision
-_GIVEN: dict[str, Act] = {}  # what `evaluate` of this process was given, by the name in its table
+_GIVEN: dict[str, Act] = {}  # functions given to `evaluate` in this process, by name
 
 
 class Player(Protocol):
-    """Anything that answers decisions: `name` in tables, `learned` or a rule."""
+    """Takes decisions; `name` is its label in tables, `learned` tells policies from rules."""
 
     name: str
     learned: bool
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
-        """Returns one action for each environment, which stands at the observation of the same index."""
+        """Returns one action for each environment, given the observation of the same index."""
         ...
 
 
 class BatchPlayer:
-    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch."""
+    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a
+    batch."""
 
     learned = True
 
@@ -89,10 +91,10 @@ class FunctionPlayer:
         self.name, self._act = name, act
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
-        """One action for each environment.
+        """Returns one action for each environment.
 
         Raises:
-            UserError: an action that its environment does not have, or that is not legal.
+            UserError: the environment has no such action, or it is not legal.
         """
         return [self._checked(env, observation["action_mask"], self._act(observation))
                 for env, observation in zip(envs, observations, strict=True)]
@@ -116,9 +118,8 @@ class FunctionPlayer:
 
 
 def function_of(name: str) -> Act | None:
-    """The function that a player's name stands for: `my.py:act`, or one given to `evaluate`; None: it is another thing.
-
-    It is found by path and name, so that worker processes find it too.
+    """Returns the function that a player's name stands for: `my.py:act`, or one given to
+    `evaluate`; None if it is no function. Worker processes find it by path and name.
 
     Raises:
         UserError: the file cannot be imported.
@@ -134,7 +135,7 @@ def function_of(name: str) -> Act | None:
 
 @contextmanager
 def given(name: str, act: Act) -> Iterator[None]:
-    """Within it, `function_of` knows the function by this name."""
+    """Makes `function_of` know a function by this name."""
     _GIVEN[name] = act
     try:
         yield
@@ -145,14 +146,15 @@ def given(name: str, act: Act) -> Iterator[None]:
 # --- Playing windows ------------------------------------------------------------------------------------------------
 def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], side_by_side: int = 8,
          envs: list[Any] | None = None, told: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
-    """Plays `windows` with `player` and returns one record a window, in the order given.
+    """Runs `player` on `windows` and returns one record a window, in the order given.
 
-    A `BatchPlayer` plays environments of this package in one compiled call a step.
+    A `BatchPlayer` steps environments of this package in one compiled call.
 
     Args:
-        side_by_side: how many windows advance together.
-        envs: environments to use again, of the same `config`; the list is filled by the first call.
-        told: is told how many of the windows have been played, and of how many: at the beginning and after each.
+        side_by_side: number of windows that advance together.
+        envs: environments of the same `config` to use again; the first call fills the list.
+        told: is called with the number of finished windows and of all, at the beginning and after
+            each.
 
     Returns:
         Records with `seed`, `window`, `decisions`, `reward` and the environment's own `summary`.
@@ -179,7 +181,8 @@ def close_all(envs: list[Any]) -> None:
 
 def _play_natively(envs: Any, player: BatchPlayer, windows: Sequence[Window], told: Callable[[int, int], None]
                    ) -> list[dict[str, Any]]:
-    """All places of a native vector environment step at once; a place whose window is over takes the next one."""
+    """Steps all places of a native vector environment at once; a place whose window is over takes
+    the next one."""
     count = envs.num_envs
     waiting = list(range(count, len(windows)))[::-1]
     index = np.arange(count)
@@ -239,7 +242,7 @@ class _Episode:
     def __init__(self, env: gym.Env, index: int, window: Window) -> None:
         self.env, self.index, self.window = env, index, window
         self.observation, _ = env.reset(seed=window.seed, options={"window": window.number})
-        drawn = np.random.SeedSequence([abs(window.seed), window.number]).generate_state(1)  # random play's
+        drawn = np.random.SeedSequence([abs(window.seed), window.number]).generate_state(1)  # seeds random actions
         env.action_space.seed(int(drawn[0]))
         self.reward, self.decisions, self.done = 0.0, 0, False
         self.summary: Mapping[str, Any] = {}
@@ -260,7 +263,7 @@ class _Episode:
         return self.done
 
     def record(self) -> dict[str, Any]:
-        """The figures of the finished episode."""
+        """The metrics of the finished episode."""
         summary = {key: float(value) for key, value in self.summary.items()
                    if isinstance(value, (int, float, np.number))}
         return {"seed": self.window.seed, "window": self.window.number, "decisions": self.decisions,
@@ -270,14 +273,14 @@ class _Episode:
 # --- Learned policies -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class LearnedPolicy:
-    """A learned policy, whatever it was saved as.
+    """A learned policy, from a run or an export.
 
     Attributes:
-        decide: (cluster, candidates, action_mask, decision), batched, candidates as tables or row by row → actions
-            (batch,) or (batch, P).
-        shapes: of one observation of the environment that it was made for, candidates as (K, F).
-        decisions: what it was asked in training.
-        env: the `env` configuration that it was trained on, where its folder says.
+        decide: (cluster, candidates, action_mask, decision), batched, candidates as tables or flat
+            → actions (batch,) or (batch, P).
+        shapes: shapes of one observation of its environment, candidates as (K, F).
+        decisions: names of the decisions that it was trained on.
+        env: the `env` configuration that it was trained on, if its folder has it.
     """
 
     decide: Callable[..., np.ndarray]
@@ -288,7 +291,7 @@ class LearnedPolicy:
 
 @lru_cache(maxsize=16)
 def load_learned(folder: str) -> LearnedPolicy:
-    """Loads a run, or an exported policy (which then needs onnxruntime alone).
+    """Loads a run, or an exported policy (which needs only onnxruntime).
 
     Raises:
         UserError: the folder is neither.
@@ -311,7 +314,7 @@ def check_fit(label: str, folder: str, env: Any) -> None:
     """Refuses a learned policy that was trained on other observations, actions or decisions.
 
     Raises:
-        UserError: it does not fit, or the folder is no policy.
+        UserError: the policy does not fit, or the folder has none.
     """
     policy = load_learned(os.fspath(folder))
     unknown = [name for name in decision_names(env) if name not in policy.decisions]
@@ -328,8 +331,8 @@ def check_fit(label: str, folder: str, env: Any) -> None:
 
 # --- Their folders --------------------------------------------------------------------------------------------------
 def runs_of(folder: str | Path) -> dict[str, str]:
-    """The training runs that a folder stands for: name → folder; itself alone, named by its last part, unless it holds
-    `seed_*`, in the order of their numbers."""
+    """Maps run names to folders: the `seed_*` runs in `folder`, sorted by number; if `folder` is
+    itself a run, or has none, just `folder`."""
     path = Path(folder)
     found = [one for one in path.glob(SEEDS) if is_policy(one)]
     if is_policy(path) or not found:
@@ -338,12 +341,13 @@ def runs_of(folder: str | Path) -> dict[str, str]:
 
 
 def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
-    """The policies that the folder of a training sweep holds: label → runs (name → folder).
+    """Maps labels to policies (run name → folder) of a training sweep's folder.
 
-    Points that differ in nothing but the seed are runs of one policy.
+    Points that differ only in the seed are runs of one policy.
 
     Raises:
-        UserError: the sweep is of another command, none of its points has ended well, or its table is damaged.
+        UserError: the sweep is of another command, no point has ended well, or its table is
+            damaged.
     """
     sweep = Sweep.read(folder)
     if sweep.about["command"] != "train":
@@ -365,20 +369,21 @@ def is_policy(folder: Path) -> bool:
 
 
 def environment_of(folder: str | Path) -> dict[str, Any]:
-    """The `env` configuration that a policy was trained under; empty where its folder does not say."""
+    """The `env` configuration that a policy was trained with; empty if its folder has none."""
     return _part(_training_of(folder)[0], "env")
 
 
 def start_of(folder: str | Path) -> str | None:
-    """The teacher or the untrained network that a policy still equals, in words, where its learning found nothing
-    better; None where it has learned something."""
+    """Describes the teacher or the untrained network that a policy still equals; None if it has
+    learned something."""
     config, timesteps = _training_of(folder)
     imitated = _part(_part(config, "agent"), "imitate").get("rule")
     return None if timesteps != 0 else f"a copy of {imitated}" if imitated else "an untrained network"
 
 
 def _training_of(folder: str | Path) -> tuple[dict[str, Any], int | None]:
-    """The configuration of a policy's training, and the decisions after which it was kept; None: that is not known."""
+    """The configuration of a policy's training, and the decisions after which it was saved (None:
+    unknown)."""
     manifest, *files = (Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, SUMMARY_FILE))
     if manifest.is_file():
         training = _part(read_mapping(manifest), "training")
@@ -388,6 +393,6 @@ def _training_of(folder: str | Path) -> tuple[dict[str, Any], int | None]:
 
 
 def _part(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A mapping in what is read back; empty where there is none."""
+    """The mapping at a key of a file's content; empty if there is none."""
     value = whole.get(key)
     return value if isinstance(value, dict) else {}

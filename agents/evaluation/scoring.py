@@ -1,9 +1,9 @@
-"""Turns the records of played windows into means, intervals, feasibility, aggregates and paired differences.
+"""Turns records of windows into means, intervals, feasibility, aggregates and paired differences.
 
-Every policy plays the same windows, so differences are taken window by window. A policy may be several training runs:
-all of them play all windows, and intervals resample runs and windows (`ooco_gym.metrics.crossed`). A policy is
-feasible only if the upper 95 % limit of its violation rate is at most the limit; what is not feasible is not ranked
-(docs/evaluation.md).
+Every policy runs on the same windows, so differences are taken window by window. A policy may be
+several training runs: intervals then resample runs and windows (`ooco_gym.metrics.crossed`). A
+policy is feasible only if the upper 95 % limit of its violation rate is at most the limit. Only
+feasible policies are ranked (docs/evaluation.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval_words
 from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
 
 CONFIDENCE = 0.95
-# metric -> (key of a record's summary; None: the record's own reward, True if more is better)
+# metric -> (key of a record's summary, None for the record's own reward; True if more is better)
 METRICS: dict[str, tuple[str | None, bool]] = {
     "episode_reward": (None, True),
     "offline_reference_gpu_s_per_s": ("offline_reference_gpu_s_per_s", True),
@@ -34,7 +34,7 @@ METRICS: dict[str, tuple[str | None, bool]] = {
     "wasted_tokens_per_s": ("wasted_tokens_per_s", False),
 }
 HEADLINE = "offline_reference_gpu_s_per_s"
-SAME = 1e-9  # of the service: what differs by less shares a rank
+SAME = 1e-9  # relative difference of service below which policies share a rank
 _SERVICE = (HEADLINE, "offline_output_tokens_per_s")
 Records = Sequence[Mapping[str, Any]]
 
@@ -48,10 +48,11 @@ def values(records: Records, metric: str) -> np.ndarray:
 
 
 def grid(records: Records, metric: str) -> np.ndarray:
-    """The metric as (runs, windows): one row a training run (`run` of a record), a heuristic being one.
+    """Returns the metric as (runs, windows): one row for each training run (`run` of a record); a
+    heuristic has one.
 
     Raises:
-        ValueError: the runs did not play the same windows in the same order.
+        ValueError: the runs do not have the same windows in the same order.
     """
     figures: dict[Any, list[float]] = {}
     games: dict[Any, list[tuple[int, int]]] = {}
@@ -64,16 +65,16 @@ def grid(records: Records, metric: str) -> np.ndarray:
 
 
 def too_few(windows: int) -> str | None:
-    """Why so many windows allow no verdict; None where they do.
+    """The reason why `windows` windows are too few for a verdict; None if they are enough.
 
-    Below five, Student's t asks for more than resampling can give: the interval of so few figures runs from the
-    smallest to the largest of them and no further, and misses the mean more often than one time in twenty.
+    Below five windows, a bootstrap interval cannot reach beyond the smallest and the largest value,
+    and misses the mean more than one time in twenty.
     """
     return None if windows >= ADVISED_SEEDS else f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
 
 
 def interval_note(windows: int) -> str:
-    """A sentence that says how the intervals over so many windows were made."""
+    """A sentence on how the intervals over `windows` windows were made."""
     if windows >= ADVISED_SEEDS or windows < 2:
         return interval_words(windows).replace("seed", "window")
     return (f"Intervals: bootstrap over {windows} windows, which with fewer than {ADVISED_SEEDS} windows is narrower "
@@ -81,28 +82,27 @@ def interval_note(windows: int) -> str:
 
 
 def without_online(records: Records) -> bool:
-    """Whether the records count online requests, and none arrived: then there is no violation rate."""
+    """Whether no online request arrived in any record, so that there is no violation rate."""
     return all(record["summary"].get("online_arrived") == 0 for record in records)
 
 
 def mean_interval(figures: np.ndarray) -> tuple[float, float | None, float | None]:
-    """Mean and 95 % bootstrap interval of figures (runs, windows); None where one window gives no spread."""
+    """Mean and 95 % bootstrap interval of values (runs, windows); None for limits that one window
+    cannot give."""
     return numbers(estimate(figures))
 
 
 def numbers(found: Estimate) -> tuple[float, float | None, float | None]:
-    """An estimate with None where it has no interval."""
+    """An estimate, with None for limits that it lacks."""
     return found.value, None if np.isnan(found.low) else found.low, None if np.isnan(found.high) else found.high
 
 
 def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, float]:
-    """The order in which policies are chosen from, the best being the largest: those that keep the violation budget
-    before those that do not; of the former the one that gains most, of the latter the one with the fewest violations.
-
-    Whoever chooses a policy for good, from its validation, a search or a table, chooses by this.
+    """The key by which policies are chosen (largest first). Policies within the violation budget
+    come first, by their gain, then the others, by fewest violations.
 
     Args:
-        violations: share of online requests that violate, in the mean or as its upper limit.
+        violations: share of online requests that violate, as mean or upper limit.
         gain: reward, or service.
     """
     feasible = violations <= limit
@@ -110,15 +110,15 @@ def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, 
 
 
 def upper_violation_limit(records: Records, highest: float | None = None) -> float | None:
-    """Upper 95 % limit of the violation rate; None where fewer than two windows were played, or where no online
-    request arrived in any.
+    """Upper 95 % limit of the violation rate; None for fewer than two windows, or if no online
+    request arrived.
 
-    The bootstrap over windows says nothing about rates that were never seen; where the records count requests, the
-    exact binomial limit of the pooled counts (Clopper-Pearson) holds as well, and the larger one is returned. Runs of
-    one policy meet the same requests, which count once.
+    The bootstrap over windows cannot see rates that never occurred. If the records count requests,
+    the exact binomial limit of the pooled counts (Clopper-Pearson) is taken too, and the larger one
+    is returned. The runs of one policy meet the same requests, which count once.
 
     Args:
-        highest: the upper end of the rate's bootstrap interval, where it is known already.
+        highest: upper end of the rate's bootstrap interval, if known.
     """
     if without_online(records):
         return None
@@ -135,12 +135,12 @@ def upper_violation_limit(records: Records, highest: float | None = None) -> flo
 
 
 def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) -> dict[str, Any]:
-    """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank, aggregates of the
-    service as a share of the reference's mean), `paired`.
+    """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank,
+    aggregates of service relative to the reference's mean), `paired`.
 
     Args:
-        played: records of the same windows for each policy; a policy of several training runs has each window once a
-            run.
+        played: records of the same windows for each policy; several training runs have each window
+            once a run.
         env: the environment's name, repeated in each row.
         learned: whether a policy is learned; the best of the others is the reference of `paired`.
     """
@@ -174,11 +174,11 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
 
 
 def best_heuristic(played: Mapping[str, Records], limits: Mapping[str, float | None]) -> str | None:
-    """The feasible policy with the most offline service; if none is, of those within the limit in the mean; if none
-    is, the one with the fewest violations; None of none.
+    """Returns the feasible policy with the most offline service. Without one, policies within the
+    limit on average come first, then the fewest violations. None if `played` is empty.
 
     Args:
-        limits: upper limits of their violation rates.
+        limits: upper limits of the violation rates.
     """
 
     def order(policy: str) -> tuple[bool, bool, float]:
@@ -201,7 +201,7 @@ def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]
 
 
 def _aggregates(mine: np.ndarray, reference: np.ndarray | None) -> dict[str, Any]:
-    """Interquartile mean, and how likely it is to have more service than the reference."""
+    """Interquartile mean, and the probability of more service than the reference."""
     found = {"iqm": estimate(mine, iqm), "probability_of_improvement": None if reference is None or reference is mine
              else estimate(mine, probability_of_improvement, [reference])}
     keys = ("value", "ci_low", "ci_high")
@@ -211,7 +211,7 @@ def _aggregates(mine: np.ndarray, reference: np.ndarray | None) -> dict[str, Any
 def _difference(
     policy: str, reference: str, metric: str, played: Mapping[str, Records], both_feasible: bool
 ) -> dict[str, Any]:
-    """Paired difference policy − reference with its interval, and what the interval and its windows allow to say."""
+    """Paired difference policy − reference with its interval, and the verdict that they allow."""
     figures = grid(played[policy], metric) - grid(played[reference], metric)
     mean, low, high = mean_interval(figures)
     if metric == "violation_rate" and without_online(played[policy]):
@@ -219,7 +219,7 @@ def _difference(
     few = too_few(figures.shape[1])
     verdict = few or "no difference shown"
     if metric in _SERVICE and not both_feasible:
-        verdict = "not ranked"  # more service bought with violations is no better service
+        verdict = "not ranked"  # more service with too many violations is no improvement
     elif not few and low is not None and high is not None and (low > 0.0 or high < 0.0):
         verdict = "better" if (low > 0.0) == METRICS[metric][1] else "worse"
     return {"policy": policy, "reference": reference, "metric": metric, "mean_difference": mean, "ci_low": low,
@@ -227,7 +227,7 @@ def _difference(
 
 
 def budget_words(entry: Mapping[str, Any], results: Sequence[Mapping[str, Any]], limit: float) -> str:
-    """Whether a policy keeps the violation budget, in a plain sentence."""
+    """Says in a sentence whether a policy keeps the violation budget."""
     row = next(row for row in results if (row["policy"], row["metric"]) == (entry["policy"], "violation_rate"))
     name, upper = entry["policy"], entry["violation_upper_limit"]
     if row["mean"] is None or upper is None:

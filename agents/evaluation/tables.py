@@ -1,4 +1,5 @@
-"""How an evaluation looks: tables at the terminal and in Markdown, sentences, and a page of figures."""
+"""How an evaluation is shown: tables in the terminal and in Markdown, sentences, and a page of
+charts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _COMPARED = ("episode_reward", scoring.HEADLINE, "violation_rate")
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
 def cell(figure: Mapping[str, Any], metric: str, value: str = "mean") -> str:
-    """A metric's figure with its interval, `mean [low, high]`; `value` is the key of the first."""
+    """A metric's value with its interval, `mean [low, high]`; `value` is the key of the first."""
     form = percent if metric == "violation_rate" else ".4g"
     return with_interval(figure[value], figure["ci_low"], figure["ci_high"], form, none=NONE)
 
@@ -35,7 +36,8 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 
 def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
-    """One row a policy: rank, name, and each metric as `mean [low, high]`; ranked policies first."""
+    """One row for each policy: rank, name, and each metric as `mean [low, high]`; ranked policies
+    first."""
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
     rows = []
     for entry in sorted(suite["policies"], key=lambda entry: (entry["rank"] is None, entry["rank"] or 0)):
@@ -45,9 +47,9 @@ def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
 
 
 def difference_table(suite: Mapping[str, Any]) -> Table:
-    """One row a policy: the paired difference to the reference in service and in violations, and the verdict."""
+    """One row for each policy: its paired differences to the reference, with the verdict."""
     by = {(row["policy"], row["metric"]): row for row in suite["paired"]}
-    few = scoring.too_few(suite["results"][0]["n_windows"])  # said once, below the tables
+    few = scoring.too_few(suite["results"][0]["n_windows"])  # stated once, below the tables
 
     def judged(row: Mapping[str, Any], metric: str) -> str:
         return cell(row, metric, "mean_difference") + ("" if row["verdict"] == few else f" {row['verdict']}")
@@ -62,7 +64,8 @@ def difference_table(suite: Mapping[str, Any]) -> Table:
 
 
 def aggregate_table(suite: Mapping[str, Any]) -> Table:
-    """One row a policy: its normalised service, and how likely it beats the reference."""
+    """One row for each policy: its normalised service, and the probability that it beats the
+    reference."""
     def shown(figure: Mapping[str, Any] | None, form: Any) -> str | None:
         return None if figure is None else with_interval(*figure.values(), form=form)
 
@@ -73,7 +76,7 @@ def aggregate_table(suite: Mapping[str, Any]) -> Table:
 
 # --- Sentences ------------------------------------------------------------------------------------------------------
 def note(suite: Mapping[str, Any]) -> str:
-    """A sentence on how to read the tables, and one on the policies that are not ranked."""
+    """Sentences on how to read the tables and on the policies that are not ranked."""
     out = [entry["policy"] for entry in suite["policies"] if not entry["feasible"]]
     windows = suite["results"][0]["n_windows"]
     runs = {row["policy"]: row["n_runs"] for row in suite["results"] if row.get("n_runs", 1) > 1}
@@ -95,14 +98,14 @@ def note(suite: Mapping[str, Any]) -> str:
 
 
 def budget(suite: Mapping[str, Any]) -> list[str]:
-    """One sentence a policy: whether it holds the violation budget; the learned ones first."""
+    """One sentence for each policy on whether it keeps the violation budget, learned policies first."""
     order = sorted(suite["policies"], key=lambda entry: not entry["learned"])
     return [scoring.budget_words(entry, suite["results"], suite["violation_limit"]) for entry in order]
 
 
 # --- The whole evaluation -------------------------------------------------------------------------------------------
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The whole evaluation as Markdown: one part for each suite."""
+    """The whole evaluation as Markdown, one part for each suite."""
     parts = [f"# {_title(summary)}"]
     for suite in summary.get("suites") or [summary]:
         parts += [f"## Shift: {suite['shift']}" if suite["shift"] else "## No shift"] if summary.get("suites") else []
@@ -129,5 +132,5 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
-    """Writes the page of an evaluation: figures and differences of each suite."""
+    """Writes the page of an evaluation: charts and differences of each suite."""
     write_report(path, evaluated(summary), title=_title(summary))

@@ -1,1 +1,2 @@
-"""Learning: algorithms, buffers, imitation, the trainer, its callbacks and loggers, and how a stopped run goes on."""
+"""Learning: algorithms, buffers, imitation, the trainer, its callbacks and loggers, and resuming a
+run."""

@@ -1,7 +1,8 @@
-"""What an agent's configuration (`conf/agent`) may say: algorithm, teacher, constraint.
+"""The possible content of an agent's configuration (`conf/agent`): algorithm, teacher, constraint.
 
-All is checked before anything is built, and without torch. To add an algorithm of Stable-Baselines3: a file
-`conf/agent/<name>.yaml` with `name: <name>`, its name in `ALGORITHMS`, and its classes in `models.CLASSES`.
+All is checked before anything is built, and without torch. An algorithm of Stable-Baselines3 needs
+a file `conf/agent/<name>.yaml` with `name: <name>`, its name in `ALGORITHMS`, and its classes in
+`models.CLASSES`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ooco_gym.errors import UserError, is_number, unknown
 Settings = Mapping[str, Any]
 
 
-ALGORITHMS = ("maskable_ppo",)  # whose classes are in `agents.learning.models`
+ALGORITHMS = ("maskable_ppo",)  # their classes are in `agents.learning.models`
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:

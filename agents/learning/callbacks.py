@@ -1,4 +1,5 @@
-"""Callbacks of training: figures, scaling, validation, checkpoints, progress, limits on time, and interrupts."""
+"""Training callbacks: metrics, scaling, validation, checkpoints, progress, time limits and
+interrupts."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
 
 
 class Stop(Exception):
-    """Ends learning between two rollouts, where all that it depends on can be kept."""
+    """Ends learning between two rollouts, where its whole state can be saved."""
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT or SIGTERM is noted (`asked`), so that training stops between two rollouts;
-    a second one interrupts at once, and so does the first while it is not `patient`: there is nothing to be kept yet.
-    In a thread that is not the main one signals cannot be caught. `signal` is the one that came last.
-    """
+    """Notes the first SIGINT or SIGTERM inside its `with` block (`asked`), so that training stops
+    between two rollouts. A second signal interrupts immediately, and so does the first while
+    `patient` is False: nothing is to be saved yet. Only the main thread can catch signals. `signal`
+    is the last one."""
 
     def __init__(self) -> None:
         self.asked, self.patient = False, False
@@ -60,9 +61,10 @@ class Interrupts:
 
 
 class Clock:
-    """Seconds of learning while it is entered; validation counts apart.
+    """Measures the seconds of learning inside its `with` block; validation counts apart.
 
-    `max_wall_s` limits `learned_s`, so that two algorithms with the same limit have learned for the same time.
+    `max_wall_s` limits `learned_s`, so that two algorithms with the same limit learn for the same
+    time.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -89,28 +91,28 @@ class Clock:
 
     @property
     def learned_s(self) -> float:
-        """Seconds so far, without validation."""
+        """Seconds of learning so far, without validation."""
         if self._begun is None:
             return 0.0
         return (time.perf_counter() if self._ended is None else self._ended) - self._begun - self.validation_s
 
 
 class Callback(BaseCallback):
-    """A callback of Stable-Baselines3 that need not do anything at a step.
+    """A Stable-Baselines3 callback whose `_on_step` may do nothing.
 
-    Its attributes that `STATE_ATTRIBUTES` names are kept with the state of a run, so that a resumed run goes on as if
-    it had never stopped.
+    The attributes named in `STATE_ATTRIBUTES` are saved with a run's state, so that a resumed run
+    continues exactly.
     """
 
     STATE_ATTRIBUTES: ClassVar[tuple[str, ...]] = ()
 
     def state(self) -> dict[str, Any]:
-        """The attributes that are kept with the state of a run."""
+        """The attributes that are saved with a run's state."""
         return {name: getattr(self, name) for name in self.STATE_ATTRIBUTES}
 
     @property
     def env(self) -> GymnasiumVecEnv:
-        """The environments below all wrappers, with the figures of a step as arrays."""
+        """The environments below all wrappers, with a step's infos as arrays."""
         env: Any = self.training_env.unwrapped
         assert isinstance(env, GymnasiumVecEnv)
         return env
@@ -125,10 +127,11 @@ class Callback(BaseCallback):
 
 
 class LogMetrics(Callback):
-    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added; logs,
-    each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes.
+    """Writes each transition's simulated duration into the rollout buffer just before the
+    transition is added. After each rollout it logs reward terms and costs per simulated second, and
+    the metrics of ended episodes.
 
-    With `histograms`, which trackers take and progress.csv does not, actions are logged by kind of decision, too.
+    With `histograms`, which only trackers store, it also logs actions by kind of decision.
     """
 
     STATE_ATTRIBUTES = ("episodes",)
@@ -159,7 +162,7 @@ class LogMetrics(Callback):
         for key, value in self._sums.items():
             self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s",
                                value / max(elapsed_s, 1e-9))
-        if actions.ndim == 1:  # a vector of levels says no 'no', and leaves nothing to the base policy
+        if actions.ndim == 1:  # a vector of levels has no 'no' and no base action
             self.logger.record("rollout/no_share", float(np.mean(actions == DECLINE_ACTION)))
             self.logger.record("rollout/base_share", float(np.mean(actions == BASE_ACTION)))
         self.logger.record("rollout/simulated_s", elapsed_s)
@@ -186,9 +189,11 @@ class LogMetrics(Callback):
 
 
 class ObservationStatistics(Callback):
-    """Refreshes the scaling of observations between an update and the next rollout, never within them.
+    """Updates the scaling of observations between an update and the next rollout, never within
+    them.
 
-    Inside one rollout and its update the network must be one function, or PPO's ratio would start away from one.
+    The network must be the same function in a rollout and its update, or PPO's ratio would not
+    start at one.
     """
 
     STATE_ATTRIBUTES = ("_seen",)
@@ -198,7 +203,7 @@ class ObservationStatistics(Callback):
         self._seen: dict[str, np.ndarray] | None = None
 
     def _on_rollout_end(self) -> None:
-        self._seen = dict(self.buffer.observations)  # its next are others
+        self._seen = dict(self.buffer.observations)  # its next ones are a new dict's
 
     def _on_rollout_start(self) -> None:
         if self._seen is not None:
@@ -208,7 +213,7 @@ class ObservationStatistics(Callback):
 
 
 class _Periodic(Callback):
-    """Has something to do between two rollouts whenever so many decisions have been taken; None: never."""
+    """Acts between two rollouts, every `every_steps` decisions; None: never."""
 
     STATE_ATTRIBUTES = ("_next",)
 
@@ -224,8 +229,9 @@ class _Periodic(Callback):
 
 
 class CheckpointAndStopCallback(_Periodic):
-    """First of all, between two rollouts: stops where it is time to, and keeps the state every `every_steps` decisions
-    and every `every_s` seconds; where keeping takes longer than a twentieth of that, less often."""
+    """Before each rollout: stops training if asked to or out of time; else saves the state every
+    `every_steps` decisions or `every_s` seconds. Saving by time is kept below a twentieth of wall
+    time."""
 
     def __init__(self, keep: Callable[[], None], every_steps: int | None, every_s: float | None,
                  interrupts: Interrupts, clock: Clock) -> None:
@@ -237,19 +243,19 @@ class CheckpointAndStopCallback(_Periodic):
 
     def _on_rollout_start(self) -> None:
         now, limit_s = self._clock.learned_s, self._clock.limit_s
-        last = 0.0 if self._before is None else now - self._before  # as long may the next one take
+        last = 0.0 if self._before is None else now - self._before  # expected duration of the next rollout
         self.expired = limit_s is not None and now + last >= limit_s
         if self._interrupts.asked or (self.expired and self._before is not None):
             raise Stop
         self._before = now
         if self._is_due():
-            self._count_anew()  # is part of what is kept
+            self._count_anew()  # part of the saved state
             self.keep()
         elif self._every_s is not None and time.monotonic() - self._kept >= max(self._every_s, 20.0 * self._took_s):
             self.keep()
 
     def keep(self) -> None:
-        """Keeps the state now."""
+        """Saves the state now."""
         started = time.monotonic()
         self._keep()
         self._kept = time.monotonic()
@@ -257,13 +263,14 @@ class CheckpointAndStopCallback(_Periodic):
 
 
 class Validation(_Periodic):
-    """Every `settings.every_steps` decisions plays the validation windows, and keeps the best policy so far: by
-    `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
+    """Runs the validation windows every `settings.every_steps` decisions and saves the best policy
+    so far, by `scoring.feasible_first` of the mean violation rate and the mean reward of an
+    episode.
 
     Args:
-        games, envs: the windows, and the environments that they are played in, made at the first time.
-        path: where the best policy goes.
-        first: whether to validate before learning too, because the policy already knows something.
+        games, envs: the windows, and a list for their environments, filled at first use.
+        path: file of the best policy.
+        first: whether to validate before learning too, because the policy was imitated.
     """
 
     STATE_ATTRIBUTES = ("_next", "history", "best")
@@ -280,7 +287,7 @@ class Validation(_Periodic):
 
     @property
     def judged(self) -> bool:
-        """Whether the policy as it stands has been validated."""
+        """Whether the current policy has been validated."""
         return bool(self.history) and self.history[-1]["timesteps"] == self.model.num_timesteps
 
     def _on_training_start(self) -> None:
@@ -290,10 +297,10 @@ class Validation(_Periodic):
     def _on_rollout_start(self) -> None:
         if self._is_due():
             self.validate()
-            self._count_anew()  # not before: one that is interrupted is still due
+            self._count_anew()  # afterwards: an interrupted validation stays pending
 
     def validate(self) -> None:
-        """Plays the validation windows now; the policy is saved if it is the best."""
+        """Runs the validation windows now, and saves the policy if it is the best."""
         with self._clock.validating():
             records = self._play()
         entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
@@ -326,9 +333,9 @@ class Validation(_Periodic):
 
 
 class FreezeActor(Callback):
-    """Leaves the actor as it is for the first `updates` updates, until the critic can judge it.
+    """Freezes the actor for the first `updates` updates.
 
-    An imitated actor would otherwise be undone by the advantages of a critic that has seen nothing.
+    The advantages of an untrained critic would otherwise undo an imitated actor.
     """
 
     STATE_ATTRIBUTES = ("_rollouts",)
@@ -357,7 +364,7 @@ class Checkpoints(_Periodic):
 
 
 class Progress(Callback):
-    """Shows the progress of training: the larger share of the decisions and of the learning time allowed."""
+    """Shows training progress: the larger share of the allowed decisions and learning time."""
 
     def __init__(self, total: int, clock: Clock) -> None:
         super().__init__()
@@ -369,7 +376,7 @@ class Progress(Callback):
         self._bar = self._open.enter_context(progress("preparing", total=100))
 
     def text(self, text: str) -> None:
-        """Says what is being done."""
+        """Sets the text beside the bar."""
         self._bar.text(text)
 
     def _on_step(self) -> bool:
@@ -389,6 +396,6 @@ class Progress(Callback):
 
 
 def save(model: Any, path: Path) -> None:
-    """Saves a Stable-Baselines3 model under `path` in one move."""
+    """Saves a Stable-Baselines3 model under `path` atomically."""
     with atomic_write(path) as temporary:
         model.save(temporary)

@@ -1,7 +1,7 @@
-"""Before learning: random play to scale observations, or the imitation of a heuristic.
+"""Before learning: scales observations by random actions, or imitates a heuristic.
 
-A gate is asked many times a second, and what a start is worth shows a minute later: from random play a policy drifts
-into always or never before it has seen why either is bad.
+A gate decides many times a second, and an action's effect shows a minute later. A policy that
+starts at random drifts to always or never before it has seen why either is bad.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
 
 WATCHED_WINDOWS = 32
-MEASURED = 64  # decisions of each episode from which it is told how often an environment asks
+MEASURED = 64  # decisions of each episode by which decisions per second are measured
 STEPS = (8, 1024)  # decisions of each episode between two updates, at least and at most
-EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
+EXPLORE = 0.1  # share of random legal actions while a rule is recorded, to see its actions off its own path
 
 
 def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
-    """Plays about `decisions` decisions (over all of the vectorised `env`) at random, and updates the scaling of the
-    model's observations on them."""
+    """Takes about `decisions` random actions (over all of the vectorised `env`), and updates the
+    scaling of the model's observations."""
     random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
     observation = env.reset()
     for _ in range(max(1, decisions // env.num_envs)):
@@ -40,10 +40,11 @@ def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
 
 
 def steps_of(env: Any, rollout_s: float, seed: int) -> int:
-    """Decisions of each episode of a vectorised `env` that fill so many simulated seconds, as random play takes them.
+    """Returns the decisions of each episode of a vectorised `env` that take `rollout_s` simulated
+    seconds, measured with random actions.
 
-    Environments ask from 0.2 to 150 times a second: a rollout of so many decisions would be half a second of one, where
-    nothing that was decided has come to anything, and hours of another.
+    Environments have from 0.2 to 150 decisions a second, so no fixed number of decisions suits all
+    of them.
     """
     random, levels = np.random.default_rng((seed, 5)), getattr(env.action_space, "nvec", None)
     observation, elapsed_s = env.reset(), 0.0
@@ -56,11 +57,12 @@ def steps_of(env: Any, rollout_s: float, seed: int) -> int:
 
 
 def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
-    """The function that gives a heuristic's action at the open decision of an episode that has begun.
+    """Returns the function that gives a heuristic's action at the open decision of an episode that
+    has begun.
 
     Args:
-        rule: a heuristic by its name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate:
-            shortest}`; the base policy takes those that are not named.
+        rule: a heuristic by name (`heuristics`), or one for each decision, such as `{pull:
+            ooco_xllm, gate: shortest}`; the base policy takes all others.
 
     Raises:
         UserError: no heuristic or decision of that name.
@@ -81,21 +83,22 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
 
 
 def training_windows(config: Mapping[str, Any], stream: Any) -> Iterator[tuple[int, int]]:
-    """Random windows of the training split, without end: seed and number."""
+    """Draws random windows of the training split, without end: seed and number."""
     seeds, random = split_seeds(config, "train"), np.random.default_rng(stream)
     while True:
         yield seeds[int(random.integers(len(seeds)))], int(random.integers(WINDOWS))
 
 
 def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> dict[str, np.ndarray]:
-    """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
+    """Records a heuristic for about `decisions` decisions, with a tenth of random actions.
 
     Args:
-        rule: as of `teacher_of`.
-        decisions: how many, spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
+        rule: as for `teacher_of`.
+        decisions: spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
 
     Returns:
-        The parts of the observation, and `answer` (what the heuristic says), (n,) or (n, P), stacked over decisions.
+        The parts of the observation, and `answer` (the heuristic's action), (n,) or (n, P), stacked
+        over decisions.
 
     Raises:
         UserError: no heuristic of that name.
@@ -128,15 +131,16 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
 
 def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size: int, learning_rate: float,
             smoothing: float = 0.0) -> float:
-    """Fits the actor to the answers in `seen` by cross-entropy; returns the share of answers that it then gives.
+    """Fits the actor to the actions in `seen` by cross-entropy; returns the share on which both
+    then agree.
 
-    The optimiser is its own, so that learning starts with fresh moments.
+    It has its own optimiser, so that learning starts with fresh moments.
 
     Args:
-        model: whose actor is fitted; its scaling is that of what it has seen.
+        model: whose actor is fitted.
         seen: as `watch` returns it.
-        smoothing: share of the target that is spread over all legal actions. A copy that is certain of its teacher
-            never tries anything else, and cannot be improved by learning from its own play.
+        smoothing: share of the target that is spread over all legal actions. Without it, the copy
+            never explores and learning cannot improve it.
     """
     actor = Actor.of(model.policy)
     levels = actor.levels or (seen["action_mask"].shape[1],)
@@ -165,10 +169,10 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
 
 
 def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Scales observations by what a heuristic is seen to do, and fits the actor to its answers.
+    """Scales observations by a heuristic's run, and fits the actor to its actions.
 
     Returns:
-        What the summary of a run says about it.
+        The entries of the run's summary.
     """
     rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
     config = with_length(trainer.config["env"], trainer.config.get("window_s"))

@@ -1,13 +1,14 @@
-"""The violation budget as a constraint: a multiplier learned beside the policy (PPO-Lagrangian, PID-Lagrangian).
+"""The violation budget as a constraint: a multiplier learned beside the policy (PPO-Lagrangian,
+PID-Lagrangian).
 
-The problem is: most reward, subject to (violations per online request that arrived) ≤ budget. Its Lagrangian is learned
-in two parts: a multiplier λ follows the measured rate, and the policy follows (A_r - λ A_c) / (1 + λ).
+The problem is: most reward, subject to (violations per online request that arrived) ≤ budget. A
+multiplier λ follows the measured rate, and the policy follows (A_r - λ A_c) / (1 + λ).
 
-Advantages of reward and cost are of two critics. A reward shaped as r - λ c needs one only, but its critic has learned
-the λ of a while ago: each change of λ would have to be learned before the policy feels it, which delays the very loop
-that the multiplier closes. With two critics a new λ holds at once (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964,
-section 4). Both advantages are divided by their own running deviation, so that gains need no tuning to the size of the
-reward (their section 7, with deviations of advantages in place of norms of gradients).
+Reward and cost have a critic each, so that a new λ takes effect immediately (Stooke, Achiam and
+Abbeel 2020, arXiv 2007.03964, section 4). A single critic of r - λ c would first have to relearn
+each change of λ. Both advantages are divided by their running deviation, so that gains need no
+tuning to the size of the reward (their section 7, with deviations of advantages in place of norms
+of gradients).
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ from ooco_gym.envs import reward as r
 from ooco_gym.errors import UserError
 
 _CHUNK = 4096  # rows that are encoded at a time
-_LEAST_DEVIATION = 1e-3  # of cost advantages, in violations: before the first violation there is nothing to scale by
+_LEAST_DEVIATION = 1e-3  # of cost advantages, in violations: they are zero before the first violation
 
 
 class PIDMultiplier:
     """λ ← (K_P Δ + K_I I + K_D ∂)₊ once an update (Stooke et al. 2020, algorithm 2).
 
-    Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below zero lowers it.
-    ∂ = (Δ_smooth - Δ_smooth,before)₊ answers a rate that rises before it is over the budget. With K_P = K_D = 0 it is
-    the gradient ascent of PPO-Lagrangian (Ray, Achiam and Amodei 2019), whose rate is K_I.
+    Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below
+    zero lowers it. ∂ = (Δ_smooth - Δ_smooth,before)₊ reacts to a rising rate before it is over the
+    budget. With K_P = K_D = 0 this is the gradient ascent of PPO-Lagrangian (Ray, Achiam and Amodei
+    2019) with learning rate K_I.
 
     Args:
         proportional, integral, derivative: the gains, at least 0.
-        initial: λ at first, at least 0; with an integral gain.
-        most: λ is held at or below it, and so is the sum behind it (no wind-up).
-        smoothing: of Δ for the proportional and the derivative part: share kept from update to update, in [0, 1).
+        initial: λ at first, at least 0; needs an integral gain.
+        most: upper limit of λ, and of the integral part (no wind-up).
+        smoothing: of Δ for the proportional and the derivative part: share kept from update to
+            update, in [0, 1).
     """
 
     def __init__(self, proportional: float, integral: float, derivative: float, initial: float, most: float,
@@ -69,10 +72,11 @@ class PIDMultiplier:
 
 
 class ViolationRate:
-    """Violations per online request that arrived, over about the last `requests` of them, on training's episodes.
+    """Violations per online request that arrived, over about the last `requests` requests of
+    training's episodes.
 
-    Arrived and violated requests are counted for themselves: the rate of a rollout alone, some hundred requests that
-    come in bursts, says little.
+    Arrived and violated requests decay alike; a single rollout has too few requests, which come in
+    bursts.
     """
 
     def __init__(self, requests: float) -> None:
@@ -81,15 +85,15 @@ class ViolationRate:
         self._before = self._ended = np.zeros(2)
 
     def begin(self, env: GymnasiumVecEnv) -> None:
-        """Notes where the counters stand."""
+        """Stores the current counters."""
         self._before, self._ended = _counters(env), np.zeros(2)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Adds an episode that has ended, with what its drain found out."""
+        """Adds an episode that has ended, drain included."""
         self._ended += [summary["online_arrived"], summary["online_violated"]]
 
     def measure(self, env: GymnasiumVecEnv) -> float:
-        """The rate now; counting goes on from here."""
+        """Returns the rate now, and starts counting from here."""
         arrived, violated = _counters(env) - self._before + self._ended
         keep = float(np.exp(-arrived / self.requests))
         self.arrived, self.violated = keep * self.arrived + arrived, keep * self.violated + violated
@@ -98,17 +102,18 @@ class ViolationRate:
 
     @property
     def rate(self) -> float:
-        """The share; 0 before the first arrived."""
+        """The violation rate; 0 before the first arrival."""
         return self.violated / max(self.arrived, 1.0)
 
 
 def _counters(env: Any) -> np.ndarray:
-    """Online requests that arrived, and that missed an SLO, of the episodes under way so far: (2,)."""
+    """Online requests that arrived and that violated an SLO so far in the running episodes: (2,)."""
     return env.env.episodes.buffers.reward_sums[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
 
 
 def cost_critic(features: int, hidden: int) -> nn.Module:
-    """Violations still to come, discounted, (batch, 1): a small network on the policy's scaled features (batch, n)."""
+    """Predicts discounted future violations, (batch, 1): a small network on the policy's scaled
+    features (batch, n)."""
     last = nn.Linear(hidden, 1)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -118,16 +123,19 @@ def cost_critic(features: int, hidden: int) -> nn.Module:
 class Lagrangian(Callback):
     """Makes any on-policy algorithm of Stable-Baselines3 with a timed buffer a Lagrangian one.
 
-    Between a rollout and its update it measures the violation rate, moves λ, and puts (A_r - λ A_c) / (1 + λ) in the
-    place of the buffer's advantages. It is to stand behind `callbacks.LogMetrics`, which writes durations.
+    Between a rollout and its update it measures the violation rate, updates λ, and replaces the
+    buffer's advantages by (A_r - λ A_c) / (1 + λ). It must come after `callbacks.LogMetrics`, which
+    writes durations.
 
     Args:
-        requests: the rate is that of about so many last requests.
+        requests: number of last requests over which the rate is measured.
         discount_per_s, gae_lambda_per_s: of costs, as of rewards.
-        features, hidden: sizes of the cost critic, what goes in (the policy's scaled features) and its layers.
+        features, hidden: sizes of the cost critic: its input (the policy's scaled features) and its
+            layers.
 
-    Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference GPU-seconds per
-    violation: what the SLO-penalty reward would have to charge), and the cost critic's loss.
+    Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference
+    GPU-seconds per violation, the SLO penalty that would have the same effect), and the cost
+    critic's loss.
     """
 
     STATE_ATTRIBUTES = ("multiplier", "rate", "deviations", "critic", "optimiser")
@@ -149,7 +157,7 @@ class Lagrangian(Callback):
     def _on_rollout_start(self) -> None:
         buffer = self.buffer
         self._costs = np.zeros((buffer.buffer_size, buffer.n_envs))
-        self._ends: list[tuple[int, int, Mapping[str, np.ndarray]]] = []  # step, place, what it is judged by
+        self._ends: list[tuple[int, int, Mapping[str, np.ndarray]]] = []  # step, place, last observation
 
     def _on_step(self) -> bool:
         buffer = self.buffer
@@ -208,7 +216,7 @@ class Lagrangian(Callback):
             return self.critic(features).squeeze(-1).double().numpy()
 
     def _fit(self, features: torch.Tensor, returns: np.ndarray) -> float:
-        """Fits the critic to the returns; gives the mean loss of the last epoch."""
+        """Fits the critic to the returns; returns the mean loss of the last epoch."""
         targets, losses = torch.as_tensor(returns, dtype=torch.float32), [0.0]
         for _ in range(self._epochs):
             losses = []
@@ -225,7 +233,7 @@ def lagrangian(config: Mapping[str, Any], agent: Mapping[str, Any], model: Any, 
     """Builds the callback from `agent.lagrangian` (conf/agent/ppo_lagrangian.yaml).
 
     Raises:
-        UserError: an environment that does not count online requests, or no budget.
+        UserError: the environment does not count online requests, or there is no budget.
     """
     places, settings = env.unwrapped.env, agent["lagrangian"]
     if not hasattr(places, "episodes"):

@@ -1,4 +1,5 @@
-"""Where training figures go: always `progress.csv`, and Weights & Biases or TensorBoard when asked."""
+"""Where training metrics go: always to `progress.csv`, and to Weights & Biases or TensorBoard if
+asked."""
 
 from __future__ import annotations
 
@@ -23,22 +24,22 @@ from stable_baselines3.common.logger import (
 from agents.settings import plain, require
 from ooco_gym.errors import unknown
 
-STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
+STEP = "decisions"  # the x-axis: decisions taken in training, over all episodes side by side
 LOGGERS = ("none", "tensorboard", "wandb")
 MODES = ("online", "offline", "disabled")
-LONGEST_GROUP = 128  # characters that W&B takes
+LONGEST_GROUP = 128  # characters that W&B accepts
 
 
 class WandbOutputFormat(KVWriter):
-    """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis.
+    """Sends the logger's metrics to a Weights & Biases run, with the number of decisions as x-axis.
 
-    A training that is `resumed` goes on in the folder's last run where that is online. Offline it is another run of the
-    same group, since `wandb sync` would lay two files of one run over each other, both from step 0 on.
+    A `resumed` training continues the folder's last online run. Offline it starts another run of
+    the same group, since `wandb sync` would overlay two files of one run, both from step 0 on.
     """
 
     def __init__(self, folder: Path, options: Mapping[str, Any], config: Mapping[str, Any],
                  resumed: bool = False) -> None:
-        # Our package `agents` has the name of another project that W&B would otherwise advertise an integration for.
+        # W&B would otherwise advertise an integration for another project called `agents`.
         os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         mode = _wandb_mode(options)
         import wandb
@@ -74,12 +75,12 @@ class WandbOutputFormat(KVWriter):
         self.run.log(logged)
 
     def close(self) -> None:
-        """Ends the run, which writes it out."""
+        """Ends and writes out the run."""
         self.run.finish(exit_code=int(sys.exc_info()[0] is not None))
 
 
 def _setting() -> str | None:
-    """The overrides of a sweep's point but its seed, so that W&B shows the seeds of a setting as one curve."""
+    """The overrides of a sweep's point without its seed, so that W&B groups the seeds of a setting."""
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
         return None
     given = (word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in ("seed", "out"))
@@ -87,8 +88,8 @@ def _setting() -> str | None:
 
 
 def _wandb_mode(options: Mapping[str, Any]) -> str:
-    """WANDB_MODE decides, then the configuration, then whether there is a login; without one it is never online, so
-    that nothing asks for a password.
+    """Returns the mode: WANDB_MODE, else the configuration's. Without a login, `online` becomes
+    `offline`, so that nothing prompts for a password.
 
     Raises:
         UserError: no such mode.
@@ -102,10 +103,11 @@ def _wandb_mode(options: Mapping[str, Any]) -> str:
 
 
 def checked_logger(options: Any) -> dict[str, Any]:
-    """The `logger` configuration, a mapping, a name, or nothing, as a mapping with a `name`.
+    """Returns the `logger` configuration (a mapping, a name, or nothing) as a mapping with a
+    `name`.
 
     Raises:
-        UserError: unknown name, or the package behind it is not installed.
+        UserError: the name is unknown, or its package is not installed.
     """
     settings = {"name": options} if isinstance(options, str) else {"name": "none", **plain(options or {})}
     if settings["name"] not in LOGGERS:
@@ -117,13 +119,14 @@ def checked_logger(options: Any) -> dict[str, Any]:
 
 def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: int | None = None,
                  table: bool = True) -> Logger:
-    """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
+    """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing
+    below `folder`.
 
-    Without `table` there is no progress.csv: what is logged keeps a table of its own. A run that is resumed `after` so
-    many decisions goes on in its W&B run.
+    Without `table` there is no progress.csv: the caller writes its own table. A run that is resumed
+    `after` that many decisions continues its W&B run.
 
     Raises:
-        UserError: unknown name or mode, or the package behind it is not installed.
+        UserError: the name or mode is unknown, or its package is not installed.
     """
     settings = checked_logger(options)
     outputs: list[KVWriter] = [CSVOutputFormat(str(folder / "progress.csv"))] if table else []

@@ -1,11 +1,11 @@
-"""The rollout buffer and the policy with which MaskablePPO of sb3-contrib learns here.
+"""The rollout buffer and the policy of sb3-contrib's MaskablePPO here.
 
-The buffer discounts by simulated time, not by decision. Decisions come at uneven intervals, many a second, while an
-offline request lives about a minute: a fixed discount for each decision would look a second ahead. The discount over a
-step of Δt seconds is γ^Δt, that of advantages λ^Δt.
+The buffer discounts by simulated time: the discount over a step of Δt seconds is γ^Δt, that of
+advantages λ^Δt. Decisions come at uneven intervals, many a second, and an offline request lives
+about a minute. A fixed discount per decision would look only a second ahead.
 
-The policy is an encoder of observations and a scorer of actions (`networks`). The scorer applies the mask, which is in
-the observation: an algorithm that knows of no masks takes legal actions alone as well.
+The policy is an encoder of observations and a scorer of actions (`networks`). The scorer applies
+the observation's mask, so algorithms without masks take only legal actions, too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from agents.policies.networks import CandidateScorer, ObservationEncoder
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
                      dones: np.ndarray, elapsed_s: np.ndarray, discount_per_s: float,
                      gae_lambda_per_s: float) -> np.ndarray:
-    """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt: float64 (steps, places).
+    """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt:
+    float64 (steps, places).
 
     Args:
         rewards, values: of each step, (steps, places); rewards are paid at the end of the step.
-        last_values: of what comes after the last step, (places,).
-        starts: whether an episode begins at a step, (steps, places); what came before it does not see past it.
+        last_values: values after the last step, (places,).
+        starts: whether an episode begins at a step, (steps, places); advantages do not reach back
+            across it.
         dones: whether the last step ended an episode, (places,).
         elapsed_s: simulated duration of each step, (steps, places).
     """
@@ -54,8 +56,8 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
 
 
 class TimedRolloutBuffer(MaskableDictRolloutBuffer):
-    """A rollout buffer with a duration for each transition, `elapsed_s` (n_steps, n_envs), which a callback fills
-    before `add`; γ and λ are over one simulated second, in (0, 1]."""
+    """A rollout buffer with a duration for each transition, `elapsed_s` (n_steps, n_envs), which a
+    callback fills before `add`. γ and λ are over one simulated second, in (0, 1]."""
 
     elapsed_s: np.ndarray
 
@@ -69,7 +71,7 @@ class TimedRolloutBuffer(MaskableDictRolloutBuffer):
         self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
-        """Generalised advantages in simulated time; returns are advantages plus values."""
+        """Computes generalised advantages in simulated time; returns are advantages plus values."""
         self.advantages[:] = timed_advantages(
             self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
             self.elapsed_s, *self.discounts)
@@ -77,7 +79,7 @@ class TimedRolloutBuffer(MaskableDictRolloutBuffer):
 
 
 class CandidatePolicy(MaskableMultiInputActorCriticPolicy):
-    """An actor-critic policy: an `ObservationEncoder`, and behind it a `CandidateScorer` as its `mlp_extractor`."""
+    """An actor-critic policy: an `ObservationEncoder` with a `CandidateScorer` as `mlp_extractor`."""
 
     def __init__(self, observation_space: spaces.Dict, action_space: spaces.Space, *args: Any, hidden: int = 64,
                  **kwargs: Any) -> None:
@@ -94,7 +96,7 @@ class CandidatePolicy(MaskableMultiInputActorCriticPolicy):
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)
-        self.action_net = nn.Identity()  # the scorer's output already is the logits
+        self.action_net = nn.Identity()  # the scorer returns logits already
         self.mlp_extractor.start_uniform()
         optimiser: Any = self.optimizer_class
         self.optimizer = optimiser(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
@@ -110,15 +112,16 @@ _ARGUMENTS = ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range"
 
 
 def build_model(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
-    """The model that learns in `env` (a `VecEnv`).
+    """Builds the model that learns in `env` (a `VecEnv`).
 
-    Its gamma is 1: time is in the buffer, and a truncated episode's last value is bootstrapped over one short step.
+    Its gamma is 1, since the buffer discounts; the last value of a truncated episode is
+    bootstrapped over one short step.
     """
     model, policy, buffer = CLASSES[agent["name"]]
     arguments = {key: agent.get(key) for key in _ARGUMENTS}
     if agent.get("anneal"):
         arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
-    with warnings.catch_warnings():  # rollouts are as long as simulated seconds are: their last minibatch is a rest
+    with warnings.catch_warnings():  # rollouts follow simulated time: the last minibatch may be smaller
         warnings.filterwarnings("ignore", "You have specified a mini-batch size")
         return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
                      rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)

@@ -1,4 +1,5 @@
-"""Under which configuration a run of `ooco-gym train` goes on, and whether its folder is free for another."""
+"""The configuration with which a run of `ooco-gym train` resumes, and whether its folder is free
+for another."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from agents.search.optimisers import is_search
 from agents.settings import plain
 from ooco_gym.errors import UserError
 
-_ANEW = ("total_timesteps", "max_wall_s", "threads", "logger")  # what may differ from how a run was begun
+_ANEW = ("total_timesteps", "max_wall_s", "threads", "logger")  # may differ from the run's start
 _LONGER = "agent.generations"  # of a search over whole episodes, which may have more than before
 
 
 def check_free(config: Mapping[str, Any]) -> None:
-    """Refuses to train into the folder of another run, unless `config.overwrite` gives that away."""
+    """Refuses to train into another run's folder, unless `config.overwrite` allows it."""
     overwrite = config.get("overwrite")
     if overwrite not in (None, True, False):
         raise UserError(f"overwrite must be true or false, got {overwrite!r}")
@@ -29,8 +30,8 @@ def check_free(config: Mapping[str, Any]) -> None:
 
 
 def go_on_in_sweep(cfg: Any) -> None:
-    """Lets a point of a sweep of the command line, which was begun before and not finished, go on: from its last state,
-    or from nothing."""
+    """Makes a started but unfinished point of a sweep resume from its last state; without a state
+    it starts again."""
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
         return
     out = Path(cfg["out"])
@@ -43,11 +44,11 @@ def go_on_in_sweep(cfg: Any) -> None:
 
 
 def resumed_config(cfg: Any) -> dict[str, Any]:
-    """The configuration of the run `cfg.resume`, with what may be asked anew; it takes the place of the one given,
-    which is written beside it.
+    """Returns the configuration of the run `cfg.resume` with the new values of what may change, and
+    overwrites `cfg` with it.
 
     Raises:
-        UserError: it is no run, has nothing to resume from, or something is asked that differs from how it was begun.
+        UserError: the folder has no run or no state, or a value differs from the run's start.
     """
     asked = plain(cfg)
     folder = _folder_of(asked)
@@ -72,10 +73,10 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
 
 
 def _folder_of(asked: Mapping[str, Any]) -> Path:
-    """The folder of the run to go on with.
+    """The folder of the run to resume.
 
     Raises:
-        UserError: it is no run, has nothing to resume from, or `out` or `overwrite` contradict it.
+        UserError: the folder has no run or no state, or `out` or `overwrite` contradict it.
     """
     folder = Path(asked["resume"])
     if not (folder / CONFIG_FILE).is_file():
@@ -93,7 +94,7 @@ def _folder_of(asked: Mapping[str, Any]) -> Path:
 
 
 def _check_same(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> None:
-    """Refuses a value that differs from the one that the run was begun with."""
+    """Refuses a value that differs from the run's start."""
     wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
     if wanted != had:
         what = key if isinstance(wanted, Mapping) or isinstance(had, Mapping) else f"{key}={wanted}"

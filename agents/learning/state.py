@@ -1,8 +1,8 @@
-"""What a training run that was stopped goes on from: `checkpoints/latest.state`.
+"""The state from which a stopped training run resumes: `checkpoints/latest.state`.
 
-It holds all that the rest of training depends on: the model as Stable-Baselines3 saves it, the scaling of rewards, the
-random number generators, every episode under way, what callbacks keep, and what was logged. It is a pickle, which can
-carry code: resume only what you trust.
+It holds all that the rest of training depends on: the model as Stable-Baselines3 saves it, the
+scaling of rewards, the random number generators, every running episode, the callbacks' state, and
+what was logged. It is a pickle, which can carry code: resume only what you trust.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEMA = "ooco-gym/resume/8"
 
 
 def write_state(out: Path, model: Any, callbacks: Sequence[Any], trainer: Mapping[str, Any]) -> None:
-    """Writes where training stands; between two rollouts only. `trainer` is what else is to be known."""
+    """Writes the state of training, between two rollouts only; `trainer` holds further values."""
     saved, env, logger = io.BytesIO(), model.get_env(), model.logger
     model.save(saved)
     table = _table(logger)
@@ -52,8 +52,8 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
     """Reads what `write_state` wrote in `config.out`.
 
     Raises:
-        UserError: it is damaged or of another version; or the run has learned all it should, its last validation was
-            not interrupted, and its summary, which is written last, says so.
+        UserError: the state is damaged or of another version; or training is complete, validated
+            and summarised.
     """
     out = Path(config["out"])
     path = out / STATE_FILE
@@ -75,13 +75,13 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_of(state: Mapping[str, Any], env: Any, agent: Mapping[str, Any]) -> Any:
-    """The model as it was, in `env`, which stands around the state's own environments."""
+    """Returns the saved model in `env`, a wrapper of the state's own environments."""
     env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
     return CLASSES[agent["name"]][0].load(io.BytesIO(state["model"]), env=env, device="cpu", force_reset=False)
 
 
 def restore(model: Any, callbacks: Sequence[Any], state: Mapping[str, Any]) -> None:
-    """Puts callbacks, logger and random numbers where `write_state` left them."""
+    """Restores callbacks, logger and random numbers to what `write_state` saved."""
     for callback, kept in zip(callbacks, state["callbacks"], strict=True):
         vars(callback).update(kept)
     logger, logged = model.logger, state["logged"]

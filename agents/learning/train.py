@@ -1,4 +1,5 @@
-"""`ooco-gym train`: learns a policy for one environment and leaves a run folder that evaluate and export read."""
+"""`ooco-gym train`: trains a policy for one environment, into a run folder that evaluate and export
+read."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, p
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Trains and returns the summary; the folder `cfg.out` then holds all that evaluate and export need.
+    """Trains and returns the summary; the folder `cfg.out` then has all that evaluate and export
+    need.
 
-    An agent that searches whole episodes (`agents.search.episodes`) leaves other files: docs/training.md.
-
-    Files: `policy.zip` (best on validation), `policy_last.zip`, `config.yaml`, `progress.csv`, `checkpoints/`, and the
-    logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all
-    that there is; `cfg.resume`, the folder of a run, goes on with it.
+    Files: `policy.zip` (best on validation), `policy_last.zip`, `config.yaml`, `progress.csv`,
+    `checkpoints/`, and the logger's own folder. A search over whole episodes
+    (`agents.search.episodes`) leaves other files: docs/training.md. Ctrl-C and SIGTERM end training
+    after the current update and save everything; `cfg.resume`, a run's folder, continues it.
 
     Raises:
-        UserError: unknown agent, logger or environment, a value out of range, a missing extra, nothing to
-            resume, or a folder that holds another run (`cfg.overwrite` removes that).
+        UserError: unknown agent, logger or environment, a value out of range, a missing extra,
+            nothing to resume, or a folder that holds another run (`cfg.overwrite` removes it).
     """
     started = time.monotonic()
     resuming.go_on_in_sweep(cfg)
@@ -50,7 +51,7 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def _tracked_search(config: Mapping[str, Any]) -> Any:
-    """What makes the logger of a search; None where none is asked for."""
+    """Returns the factory of a search's logger; None without a logger."""
     options = config.get("logger")
     if (options if isinstance(options, str) else plain(options or {}).get("name", "none")) == "none":
         return None
@@ -61,7 +62,7 @@ def _tracked_search(config: Mapping[str, Any]) -> Any:
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    """Checks what a user may have got wrong."""
+    """Checks a user's values."""
     check_agent(group(config, "agent"))
     whole(config, "total_timesteps", 1)
     whole(config, "seed", 0, most=LARGEST_SEED)

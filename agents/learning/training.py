@@ -1,4 +1,4 @@
-"""One training: its environments, its model, its callbacks, and what is kept of it."""
+"""One training run: its environments, model, callbacks and files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ooco_gym.files import atomic_write
 
 
 def learn(config: dict[str, Any], out: Path, resumed: bool, started: float) -> dict[str, Any]:
-    """Learns, saves, and returns the summary.
+    """Trains, saves, and returns the summary.
 
     Raises:
-        UserError: nothing to resume, or an environment that the agent cannot learn in.
+        UserError: there is nothing to resume, or the agent cannot learn in the environment.
     """
     torch.set_num_threads(int(config.get("threads") or 1))
     state = read_state(config) if resumed else None
@@ -51,7 +51,7 @@ class Training:
     Args:
         config: as composed, checked.
         out: the run's folder.
-        state: what a run that is resumed was left with; None for a new one.
+        state: the saved state of a resumed run; None for a new one.
         opened: closes what is opened.
     """
 
@@ -65,7 +65,7 @@ class Training:
 
     # --- Environments and model ---
     def open(self) -> None:
-        """Makes environments, model and logger; a new run's folder is cleared once nothing is wrong with them."""
+        """Makes environments, model and logger; clears a new run's folder once they are valid."""
         self.venv: Any = self._vector() if self.state is None else self.state["venv"]
         self.env: Any = RewardScale(self.venv)
         self.opened.callback(self.env.close)
@@ -99,7 +99,7 @@ class Training:
 
     # --- Callbacks ---
     def watch(self) -> None:
-        """Makes the callbacks, in the order in which they are asked, and gives them what a resumed run left."""
+        """Makes the callbacks, in calling order, and restores a resumed run's state."""
         config, every = self.config, self.config.get("checkpoint_every_steps")
         self.metrics = cb.LogMetrics(self.logging["name"] != "none")
         self.progress = cb.Progress(config["total_timesteps"], self.clock)
@@ -123,7 +123,7 @@ class Training:
             self.imitated_as = self.state["trainer"]["imitation"]
 
     def _validation(self) -> Any:
-        """What judges the policy now and then; None where nothing does."""
+        """The validation callback; None without validation."""
         checks = plain(self.config.get("validation") or {})
         self.length = with_length(self.config["env"], checks.get("window_s"))
         if not checks.get("windows"):
@@ -133,7 +133,7 @@ class Training:
                              imitated(self.agent) is not None, self.interrupts, self.clock, self.progress)
 
     def keep(self) -> None:
-        """Keeps what `resume` goes on from."""
+        """Saves the state for `resume`."""
         if self.config.get("resumable", True):
             judged = self.validation is None or self.validation.judged
             write_state(self.out, self.model, self.callbacks, {
@@ -141,8 +141,8 @@ class Training:
 
     # --- Learning: an interrupt saves too ---
     def learn(self) -> None:
-        """Learns to the end, to the limit on wall-clock time, or until it is interrupted; keeps its state where it
-        stands between two rollouts."""
+        """Learns to the end, to the wall-clock limit, or until an interrupt; then saves the state
+        if it is between two rollouts."""
         self.begun_at, whole_rollouts = int(self.model.num_timesteps), True
         self.progress.begin()
         with self.interrupts:
@@ -155,16 +155,16 @@ class Training:
                 self.interrupts.asked, whole_rollouts = True, False
             except UserError:
                 if self.state is None and not self.model.num_timesteps:
-                    runs.clear(self.out)  # refused before it learned: this is no run that another would have to spare
+                    runs.clear(self.out)  # refused before it learned: no run for others to spare
                 raise
             if whole_rollouts:
                 self.keep()
 
     def _begin(self) -> None:
-        """Scales or imitates; whoever ends it from now on can go on from here."""
+        """Scales or imitates; from then on the run can be resumed."""
         self.imitated_as = prepare(self)
         self.preparation_s = time.monotonic() - self.ready
-        self.model._last_obs = self.model._last_original_obs = self.venv.latest  # not reset once more
+        self.model._last_obs = self.model._last_original_obs = self.venv.latest  # without another reset
         self.model._last_episode_starts = np.ones(self.env.num_envs, bool)
         self.checkpoint_and_stop.keep()
 
@@ -178,7 +178,7 @@ class Training:
                     self.validation.validate()
 
     def save(self) -> None:
-        """Saves the last policy, and as the best one where none was judged."""
+        """Saves the last policy, also as the best one if none was validated."""
         cb.save(self.model, self.out / runs.LAST_FILE)
         if self.validation is None or self.validation.best is None:
             cb.save(self.model, self.out / runs.POLICY_FILE)
@@ -209,7 +209,8 @@ class Training:
 
 
 def prepare(training: Training) -> dict[str, Any] | None:
-    """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
+    """Scales observations and, if the agent asks for it, imitates; returns the summary of
+    imitation, or None."""
     if imitated(training.agent) is None:
         imitation.play_and_scale(training.model, training.env.venv, int(training.agent["scale_decisions"]),
                                  int(training.config["seed"]))

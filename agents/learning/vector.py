@@ -1,7 +1,8 @@
-"""Any Gymnasium `VectorEnv` as a Stable-Baselines3 `VecEnv`; neither project ships the adapter.
+"""Adapts any Gymnasium `VectorEnv` to a Stable-Baselines3 `VecEnv`, which neither project does.
 
-The two interfaces differ in what a reset returns, in how infos are laid out (arrays with masks there, a list of dicts
-here), and in when an episode that has ended is reset: Stable-Baselines3 wants it in the same step.
+The interfaces differ in what a reset returns, in the layout of infos (arrays with masks in
+Gymnasium, a list of dicts here), and in when an ended episode is reset: Stable-Baselines3 needs it
+in the same step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ooco_gym.errors import UserError
 
-# Methods of one environment, and those of a native vector environment that answer for all places at once.
+# Methods of one environment, and a native vector environment's methods for all places at once.
 BATCHED = {"action_masks": "action_masks", "rule_action": "rule_actions", "base_action": "base_actions"}
 _FINAL = ("final_obs", "final_info")
 
@@ -27,12 +28,13 @@ _FINAL = ("final_obs", "final_info")
 class GymnasiumVecEnv(VecEnv):
     """A Gymnasium `VectorEnv` that resets in the same step, for Stable-Baselines3 and sb3-contrib.
 
-    Infos of a step: each has `TimeLimit.truncated`; that of an episode's end also has `terminal_observation`,
-    `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes them), and all that the environment said.
+    The infos of a step have `TimeLimit.truncated`. At an episode's end they also have
+    `terminal_observation`, `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes
+    them), and the environment's own final info.
 
     Args:
-        info_keys: which of the environment's infos are copied into the dicts at every step; None: all of them. What is
-            left out costs nothing and can be had as an array from `info_array`.
+        info_keys: infos that are copied into the dicts at every step; None: all. The others cost
+            nothing; `info_array` returns them as arrays.
 
     Raises:
         UserError: `env` resets at another time, or never.
@@ -57,7 +59,8 @@ class GymnasiumVecEnv(VecEnv):
         self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
 
     def reset(self) -> Any:
-        """Resets all places with what `seed` and `set_options` left; returns observations, infos in `reset_infos`."""
+        """Resets all places with the values of `seed` and `set_options`; returns observations, and
+        sets `reset_infos`."""
         options = self._options[0]
         if any(other != options for other in self._options):
             raise UserError("set_options: a Gymnasium VectorEnv takes one mapping of options for all of its places")
@@ -97,17 +100,17 @@ class GymnasiumVecEnv(VecEnv):
 
     @property
     def latest(self) -> Any:
-        """The observations of all places as they stand."""
+        """The latest observations of all places."""
         return self._observations
 
     def info_keys(self, prefix: str = "") -> list[str]:
-        """Names of the figures in the last step's infos that begin with `prefix`."""
+        """Keys of the last step's infos that begin with `prefix`."""
         keys = dict.fromkeys((*self._infos, *self._infos.get("final_info", {})))
         return [key for key in keys if key.startswith(prefix) and not key.startswith("_")]
 
     def info_array(self, key: str) -> np.ndarray:
-        """A figure of the last step's infos for all places, (N,); of an episode that ended, its last; 0 where absent.
-        """
+        """The last step's info `key` for all places, (N,); of an ended episode, its final one; 0 if
+        absent."""
         values, final = self._infos.get(key), self._infos.get("final_info", {})
         if key not in final:
             return np.zeros(self.num_envs) if values is None else np.asarray(values)
@@ -124,13 +127,13 @@ class GymnasiumVecEnv(VecEnv):
         return [None] * self.num_envs if frames is None else list(frames)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether `get_attr` or, for `action_masks`, `env_method` has an answer."""
+        """Whether `get_attr` or, for `action_masks`, `env_method` has a result."""
         if attr_name == "action_masks" and self._observed_masks() is not None:
             return True
         return hasattr(self.env, BATCHED.get(attr_name, attr_name)) or super().has_attr(attr_name)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """An attribute of the places; where they are none by themselves, the vector environment's own for each."""
+        """An attribute of each place; the vector environment's own if it has no single environments."""
         places = list(self._get_indices(indices))
         if attr_name == "render_mode":
             return [self.env.render_mode for _ in places]
@@ -148,7 +151,7 @@ class GymnasiumVecEnv(VecEnv):
         of_places(attr_name, [value] * self.num_envs)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Calls a method of every place, in one call where the vector environment has it for all."""
+        """Calls a method of every place, in one call if the vector environment has a batched method."""
         places = list(self._get_indices(indices))
         batched: Any = getattr(self.env, BATCHED.get(method_name, ""), None)
         of_places: Any = getattr(self.env, "call", None)
@@ -164,25 +167,27 @@ class GymnasiumVecEnv(VecEnv):
         return list(values) if len(places) == self.num_envs else [values[i] for i in places]
 
     def _observed_masks(self) -> np.ndarray | None:
-        """Masks as the convention of Gymnasium has them, in the info, or in the observation: bool (N, A)."""
+        """Action masks in the info (Gymnasium's convention) or the observation, bool (N, A); None
+        without."""
         masks = self._infos.get("action_mask")
         if masks is None and isinstance(self._observations, Mapping):
             masks = self._observations.get("action_mask")
         return None if masks is None else np.asarray(masks) > 0
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
-        """Whether places are wrapped; as by `Monitor` they always are, for ends of episodes are reported as its."""
+        """Whether places are wrapped; always True for `Monitor`, since ends of episodes are
+        reported as it does."""
         envs = getattr(self.env, "envs", None)
         return [wrapper_class is Monitor or (envs is not None and is_wrapped(envs[i], wrapper_class))
                 for i in self._get_indices(indices)]
 
 
 class RewardScale(VecNormalize):
-    """What stands between the environments and the algorithms that learn from them: `VecNormalize` of rewards alone,
-    for observations are scaled inside the network, where export finds the scaling again, and are handed on uncopied.
+    """`VecNormalize` of rewards only. Observations are scaled inside the network, which export
+    includes, and pass without a copy.
 
-    An episode that was cut short has no decision open, and its last observation is blank. What would have come after
-    its end is judged by the state of its last decision, a short while before: that is its `terminal_observation`.
+    A truncated episode ends without an open decision, and its last observation is blank. Its
+    `terminal_observation` is therefore the one of its last decision, shortly before.
     """
 
     def __init__(self, venv: VecEnv, gamma: float = 0.999) -> None:
@@ -208,7 +213,7 @@ class RewardScale(VecNormalize):
 
 
 def _of_place(infos: Mapping[str, Any], i: int, keys: Collection[str] | None = None) -> dict[str, Any]:
-    """What infos in Gymnasium's layout, arrays with masks `_<key>`, say of place i, in plain values."""
+    """The infos of place i as plain values, from Gymnasium's layout of arrays with masks `_<key>`."""
     found: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")

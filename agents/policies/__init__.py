@@ -1,1 +1,1 @@
-"""Learned policies: their networks, the folders that they lie in, and their export."""
+"""Learned policies: their networks, the folders of runs, and their export."""

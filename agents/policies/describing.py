@@ -1,4 +1,5 @@
-"""What the manifest of an exported network says: what its numbers mean, where it is from, what it was trained for."""
+"""The manifest of an exported network: the meaning of its numbers, its origin, and what it was
+trained for."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _TRAINED_BY = ("torch", "stable-baselines3", "sb3-contrib")
 
 
 def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Describes what goes in and comes out of a run's network, and where it comes from, for `runtime.write_bundle`."""
+    """Describes a run's network for `runtime.write_bundle`: inputs, outputs and origin."""
     shapes, decisions = observed_shapes(run.space, run.actor.levels), run.decisions
     places, actions = shapes["candidates"][0], shapes["action_mask"][0]
     with closing(make_env(run.config["env"])) as env:
@@ -31,7 +32,7 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
             for key in ("cluster", "candidates", "decision")
         }
     inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
-    for key in ("cluster", "candidates"):  # beyond eight deviations around the mean the network sees no difference
+    for key in ("cluster", "candidates"):  # features are clipped at eight deviations from the mean
         scale: Any = getattr(run.actor.encoder, key)
         for row, middle, wide in zip(inputs[key]["features"], scale.mean.tolist(), scale.deviation.tolist(),
                                      strict=True):
@@ -61,7 +62,7 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
 
 
 def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
-    """The training data, the configuration and the loads that a policy was trained for, from a run's configuration."""
+    """The training data, configuration and loads of a policy, from a run's configuration."""
     env = config["env"]
     scenario = env.get("scenario") or {}
     timing = scenario.get("timing") or TIMING
@@ -78,8 +79,8 @@ def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
 
 
 def action_parts(env: Any) -> list[dict[str, Any]]:
-    """The parts of an action that is a vector of levels: name, values, the level as tuned, and the parameter's own
-    words; else none."""
+    """The parts of an action that is a vector of levels (name, values, tuned level, the parameter's
+    description); [] for other actions."""
     controls = getattr(getattr(env.unwrapped, "episodes", None), "controls", None)
     if controls is None:
         return []
@@ -95,8 +96,8 @@ def action_parts(env: Any) -> list[dict[str, Any]]:
 
 
 def feature_table(env: Any, space: Any, key: str, width: int) -> list[dict[str, Any]]:
-    """Returns name, unit, bounds and meaning of each of the `width` features of observation `key`; of candidates, of
-    each of them."""
+    """Returns name, unit, bounds and meaning of each of the `width` features of observation `key`
+    (for candidates: of each one)."""
     low, high = space.low.reshape(-1, width).min(0), space.high.reshape(-1, width).max(0)
     described = getattr(env.unwrapped, "feature_tables", None)
     tables = {} if described is None else dict(described())
@@ -108,12 +109,12 @@ _ANY = ("the decision's own no", BASE)
 
 
 def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:
-    """The meaning of each action, by decision: the decision's no, the base policy's answer, then one for each
-    candidate.
+    """The meaning of each action, by decision: the decision's no, the base policy's action, then
+    one for each candidate.
 
     Args:
-        places: candidates (K).
-        fixed: actions before them.
+        places: number of candidates (K).
+        fixed: number of actions before them.
     """
 
     def named(decision: str, action: int) -> str:
@@ -129,6 +130,6 @@ def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[s
 
 
 def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]:
-    """Names of the actions: those of the one decision there is, or words that hold for all of them."""
+    """Names of the actions: those of a single decision, or names common to all decisions."""
     name = decisions[0] if len(decisions) == 1 else ""
     return action_meanings([name], places, fixed)[name]

@@ -1,7 +1,8 @@
-"""`ooco-gym export`: writes a learned policy as ONNX, arrays and C, scaling, mask and arg-max inside, with a manifest.
+"""`ooco-gym export`: writes a learned policy as ONNX, arrays and C, including scaling, mask and
+arg-max, with a manifest.
 
-A network's arrays are all that its forms are made of (`ooco_gym.runtime`); a policy of `conf/policy` that has a file of
-weights needs no network, and says itself what they mean (`ooco_gym.policy.weights`).
+All forms of a network are made from its arrays (`ooco_gym.runtime`). A policy of `conf/policy` with
+a file of weights needs no network, and describes them itself (`ooco_gym.policy.weights`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ooco_gym.runtime.networks import Sizes, built
 from ooco_gym.runtime.writing import FORMS, VECTORS
 
 _TOLERANCE = 1e-4
-# Layers of `agents.policies.networks` as `weights.npz` calls them.
+# Layers of `agents.policies.networks`, and their names in `weights.npz`.
 _NAMES = {"encoder.cluster.mean": "cluster.mean", "encoder.cluster.deviation": "cluster.deviation",
           "encoder.candidates.mean": "candidates.mean", "encoder.candidates.deviation": "candidates.deviation"}
 _LAYERS = {"actor.of_candidate": "embed", "actor.of_context": "context", "own": "own", "own_pool": "state",
@@ -36,11 +37,12 @@ _LAYERS = {"actor.of_candidate": "embed", "actor.of_context": "context", "own": 
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Exports the policy `cfg.policy` into the folder `cfg.out`, checks its forms against it, and summarises.
+    """Exports the policy `cfg.policy` into the folder `cfg.out`, compares its forms with it, and
+    summarises.
 
     Raises:
-        UserError: the policy or an extra is missing, a count or seed is none, a form cannot be written, or a form does
-            not agree with the policy.
+        UserError: the policy or an extra is missing, a count or seed is out of range, a form cannot
+            be written, or a form disagrees with the policy.
     """
     config = plain(cfg)
     checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
@@ -64,14 +66,14 @@ def main(cfg: Any) -> dict[str, Any]:
         reference = {**dict(zip(OBSERVATION_KEYS, asked, strict=True)), "logits": run.actor.answer(*asked)[1]}
         described = {**manifest(run, agreement, config.get("name")), "network": network}
         write_bundle(out, described, arrays, reference, forms)
-        if not run.timesteps:  # a copy that validation preferred to all that was learned later, or a run cut short
+        if not run.timesteps:  # validation preferred the copy, or the run was cut short
             rule = imitated(run.config["agent"])
             what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
             warnings.warn(f"the policy of '{source}' has learned from 0 decisions: it is {what}; the policy that "
                           "learned last is policy_last.zip in the same folder", UserWarning, stacklevel=2)
         agreement["decisions_learned"] = run.timesteps
     for form in set(forms) & {"npz", "onnx"}:
-        Policy.load(out, form=form)  # answers the reference vectors, or says that it does not
+        Policy.load(out, form=form)  # raises if the form does not reproduce the reference vectors
     written = read_manifest(out)
     print(f"exported as {', '.join(forms)}: {out}")
     if agreement:
@@ -83,7 +85,7 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def _forms(config: Mapping[str, Any]) -> list[str]:
-    """The forms that the user asks for; all that there are by default.
+    """The forms that the user asks for; all by default.
 
     Raises:
         UserError: an unknown form.
@@ -99,7 +101,7 @@ def _forms(config: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_clairvoyance(env: Mapping[str, Any]) -> None:
-    """Raises UserError where a policy has learned with a prefix cache that knows what is to come."""
+    """Raises UserError if the policy was trained with a prefix cache that knows the future."""
     cluster = env.get("cluster") or (env.get("scenario") or {}).get("cluster")
     if cluster is not None and Cluster.load(cluster).retention == CLAIRVOYANT:
         raise UserError(f"the policy has learned on a cluster with retention={CLAIRVOYANT}, a bound that no engine can "
@@ -107,10 +109,10 @@ def _refuse_clairvoyance(env: Mapping[str, Any]) -> None:
 
 
 def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, Any]) -> None:
-    """Writes a bundle anew in the forms asked for; its weights and its origin stay.
+    """Writes a bundle again in the forms asked for; its weights and origin stay.
 
     Raises:
-        UserError: the bundle is broken, or has no arrays, of which its forms are made.
+        UserError: the bundle is broken, or lacks the arrays from which forms are made.
     """
     known = read_manifest(source)
     if out.resolve() == source.resolve():
@@ -125,8 +127,8 @@ def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, 
 
 
 def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(The manifest's `network`, the arrays) of a run's actor, under the names of `ooco_gym.runtime.networks`, which an
-    engine's programmer reads."""
+    """Returns (the manifest's `network`, the arrays) of a run's actor, under the names of
+    `ooco_gym.runtime.networks`."""
     scorer = run.actor.scorer
     state = {key: value.detach().cpu().numpy() for key, value in run.actor.state_dict().items()}
     arrays = {mine: state[theirs] for theirs, mine in _NAMES.items()}
@@ -140,9 +142,10 @@ def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 
 def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Draws cluster (count, Fc), candidates (count, K, F), masks (count, A) with a legal action, decisions (count, D).
+    """Draws cluster (count, Fc), candidates (count, K, F), masks (count, A) with a legal action,
+    decisions (count, D).
 
-    Values are the training mean ± 3 deviations, so that they exercise the network where it was trained and beyond.
+    Values are the training mean ± 3 deviations, within and beyond the training range.
     """
     random, encoder = np.random.default_rng((seed, 11)), run.actor.encoder
     shapes = observed_shapes(run.space, run.actor.levels)
@@ -153,7 +156,7 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
         return (scale.mean.numpy() + z * scale.deviation.numpy()).astype(np.float32)
 
     mask, first = (random.random((count, actions)) < 0.5).astype(np.int8), 0
-    for choices in run.actor.levels or (actions,):  # one of them, in each part of an action, is legal at least
+    for choices in run.actor.levels or (actions,):  # at least one is legal in each part of an action
         mask[np.arange(count), first + random.integers(0, choices, count)] = 1
         first += choices
     cluster, candidates = (draw(getattr(encoder, key), shapes[key]) for key in ("cluster", "candidates"))
@@ -162,7 +165,7 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
 
 def compare(run: LoadedRun, network: Mapping[str, Any], arrays: Mapping[str, np.ndarray],
             observations: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    """Asks the arrays and the trained network the same: share of equal actions (a tie may fall either way within
+    """Compares the arrays with the trained network: share of equal actions (ties may differ by
     rounding), and the largest error of a legal action's logit."""
     mine = built(network, arrays, Sizes(*run.actor.encoder.layout))(*observations)
     theirs, legal = run.actor.answer(*observations), observations[2] > 0

@@ -1,13 +1,14 @@
-"""Networks: the encoder that scales observations, the scorer of actions with a value, and the actor of both.
+"""Networks: the encoder that scales observations, the scorer of actions with a value, and the actor
+of both.
 
-A decision "one of the fixed actions (no, or what the base policy would do), or one of K candidates" does not depend
-on the order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps that
-symmetry: permuting the candidates permutes their scores and changes neither those of the fixed actions nor the value.
+A decision for a fixed action (no, or the base policy's action) or one of K candidates does not
+depend on the order of candidates. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps
+that symmetry: permuting the candidates permutes only their scores.
 
-Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. The scorer takes its flat
-features. The scores of illegal actions are `MASKED`, so that any algorithm of Stable-Baselines3 takes legal actions
-alone. Actor and critic share no parameters. `Actor` is what is evaluated and exported; the policies of
-Stable-Baselines3 around it are in `agents.learning.models`.
+`ObservationEncoder` scales inside the network, so a saved policy is complete. The scorer takes its
+flat features, and scores illegal actions as `MASKED`, so that any algorithm of Stable-Baselines3
+takes only legal actions. Actor and critic share no parameters. `Actor` is evaluated and exported;
+Stable-Baselines3's policies around it are in `agents.learning.models`.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ MASKED = -1e8  # as sb3-contrib masks
 
 
 class Layout(Sizes):
-    """The places of an observation's parts in the flat features: cluster, one-hot decision, candidates, mask."""
+    """The places of an observation's parts in the flat features: cluster, one-hot decision,
+    candidates, mask."""
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Context (batch, C), candidates (batch, K, F), their legality (batch, K), mask (batch, A) of flat features."""
+        """Splits flat features: context (batch, C), candidates (batch, K, F), their legality
+        (batch, K), mask (batch, A)."""
         ends = self.context + self.places * self.features
         candidates, mask = x[:, self.context : ends].reshape(-1, self.places, self.features), x[:, ends:]
-        if self.levels:  # candidates are the parameters, each with a place of its own, and all there
+        if self.levels:  # candidates are the parameters, all present, each in its own place
             return x[:, : self.context], candidates, torch.ones_like(candidates[:, :, 0]), mask
         return x[:, : self.context], candidates, mask[:, self.fixed :], mask
 
 
 class _SetEncoder(nn.Module):
-    """Embeds each candidate beside the context and averages the legal ones: (batch, K, h) and (batch, h).
+    """Embeds each candidate with the context and averages the legal ones: (batch, K, h) and (batch,
+    h).
 
     Parameters, whose order has a meaning, come with their place, one-hot.
     """
@@ -62,7 +66,7 @@ class _SetEncoder(nn.Module):
 
 
 def _mean_of(rows: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
-    """The mean (batch, n) of the legal ones of rows (batch, K, n); 0 where none is."""
+    """The mean (batch, n) of the legal rows (batch, K, n); 0 if none is legal."""
     weight = legal / legal.sum(1, keepdim=True).clamp(min=1.0)
     return (weight.unsqueeze(2) * rows).sum(1)
 
@@ -70,12 +74,13 @@ def _mean_of(rows: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
 class CandidateScorer(nn.Module):
     """A deep set, from flat features to scores of the actions (actor) and a value latent (critic).
 
-    Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores of the fixed actions
-    = head(mean embedding, context). The value is of the context and the mean features of the legal candidates: half of
-    an update's time went to embedding each candidate for it, too. The context says which decision is due.
+    Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores
+    of the fixed actions = head(mean embedding, context). The value uses the context and the mean
+    features of the legal candidates, which halves an update's time against embeddings. The context
+    names the pending decision.
 
     Attributes:
-        latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
+        latent_dim_pi, latent_dim_vf: sizes that Stable-Baselines3 reads.
     """
 
     def __init__(self, layout: Layout, hidden: int) -> None:
@@ -101,7 +106,7 @@ class CandidateScorer(nn.Module):
         embedded, pooled = self.actor(context, candidates, legal)
         state = torch.cat([pooled, context], dim=1)
         mine = self.heads["of_candidate"](torch.tanh(self.own(embedded) + self.own_pool(state).unsqueeze(1)))
-        if self.layout.levels:  # (batch, P, most levels): those that each parameter has
+        if self.layout.levels:  # (batch, P, most levels), cut to each parameter's own levels
             scores = torch.cat([mine[:, place, :count] for place, count in enumerate(self.layout.levels)], dim=1)
         else:
             fixed = self.heads["of_fixed"](torch.tanh(self.fixed_pool(state)))
@@ -115,19 +120,20 @@ class CandidateScorer(nn.Module):
         return self.critic(torch.cat([context, seen], dim=1))
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The parameters that decide; the critic has none of them."""
+        """The parameters of the actor; the critic has none of them."""
         return [parameter for part in (self.actor, self.own, self.own_pool, self.fixed_pool, self.heads)
                 for parameter in part.parameters()]
 
     def start_uniform(self) -> None:
-        """Makes all actions nearly as likely as each other, as Stable-Baselines3 does."""
+        """Makes all actions nearly equally likely, as Stable-Baselines3 does."""
         for head in self.heads.values():
             nn.init.orthogonal_(head.weight, gain=0.01)  # type: ignore[arg-type]
 
 
 class FeatureScale(nn.Module):
-    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation, -8, 8). A feature
-    that hardly varies is divided by a thousandth of its declared range instead of by noise."""
+    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation,
+    -8, 8). The deviation is at least a thousandth of the declared range, so that noise is not
+    amplified."""
 
     mean: torch.Tensor
     deviation: torch.Tensor
@@ -162,15 +168,16 @@ class FeatureScale(nn.Module):
 
 
 class ObservationEncoder(BaseFeaturesExtractor):
-    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F), mask (A).
+    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F),
+    mask (A).
 
-    `decision` is one-hot and stays as it is. The statistics of a candidate's features are shared by all K places and
-    come from legal candidates only, so that padding does not move them.
+    `decision` is one-hot and stays as it is. All K places share the statistics of a candidate's
+    features, which count legal candidates only.
 
     Args:
         observation_space: of cluster, candidates, action_mask and decision.
-        levels: where the action is a vector of levels, how many each of its parts has: the candidates then are these
-            parts, all of them there.
+        levels: number of levels of each part, if the action is a vector of levels; the candidates
+            then are these parts, all present.
     """
 
     def __init__(self, observation_space: spaces.Dict, levels: tuple[int, ...] = ()) -> None:
@@ -210,9 +217,9 @@ class ObservationEncoder(BaseFeaturesExtractor):
 
 
 class Actor(nn.Module):
-    """The decision alone: raw observation and mask in, arg-max action and masked logits out.
+    """The decision only: raw observation and mask in, arg-max action and masked logits out.
 
-    It is what evaluation runs and what `export` writes, so both are the same arithmetic.
+    Evaluation and `export` both use it, so their arithmetic is the same.
     """
 
     def __init__(self, encoder: ObservationEncoder, scorer: CandidateScorer) -> None:
@@ -221,13 +228,13 @@ class Actor(nn.Module):
 
     @classmethod
     def of(cls, policy: Any) -> Actor:
-        """Wraps a trained policy of `agents.learning.models`, with which it shares its parameters."""
+        """Wraps a trained policy of `agents.learning.models`, and shares its parameters."""
         return cls(policy.pi_features_extractor, policy.mlp_extractor)
 
     @classmethod
     def built(cls, space: spaces.Dict, levels: tuple[int, ...], agent: Mapping[str, Any],
               weights: Mapping[str, torch.Tensor]) -> Actor:
-        """One of an agent's configuration, with the arrays of a saved policy.
+        """Builds an actor from an agent's configuration and a saved policy's arrays.
 
         Raises:
             KeyError, RuntimeError: the arrays are of another network.
@@ -240,16 +247,16 @@ class Actor(nn.Module):
         return cls(encoder, scorer).eval()
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The parameters that decide; actor and critic share none."""
+        """The parameters of the actor; the critic has none of them."""
         return self.scorer.actor_parameters()
 
     def forward(self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor,
                 decision: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
-        action_mask (batch, A) and decision (batch, D).
+        """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F) or (batch,
+        K·F), action_mask (batch, A) and decision (batch, D).
 
-        The action is (batch,) int64, or (batch, P) where it is a vector of levels; logits are (batch, A), those of the
-        levels of one parameter after those of another.
+        The action is (batch,) int64, or (batch, P) for a vector of levels. Logits are (batch, A),
+        one parameter's levels after another's.
         """
         observation = {"cluster": cluster, "candidates": candidates, "action_mask": action_mask, "decision": decision}
         logits = self.scorer.forward_actor(self.encoder(observation))

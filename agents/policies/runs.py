@@ -1,7 +1,7 @@
-"""The folder of a training run: what lies there, under which configuration, and the policy in it.
+"""The folder of a training run: its files, its configuration, and its policy.
 
-`policy.zip` has Stable-Baselines3's format, which can carry code. Of it only arrays and plain data are read here: the
-network is built anew, by the run's configuration, and takes the arrays.
+`policy.zip` has Stable-Baselines3's format, which can carry code. Only arrays and plain data are
+read from it; the network is rebuilt by the run's configuration.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ooco_gym.own_code import reading_back
 
 POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
 CHECKPOINTS = "checkpoints"
-STATE_FILE = Path(CHECKPOINTS) / "latest.state"  # what a stopped run goes on from
+STATE_FILE = Path(CHECKPOINTS) / "latest.state"  # from which a stopped run resumes
 SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE = "policy.yaml", "weights.npz", "generations.csv"  # of a search
 _LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, "progress.csv", CHECKPOINTS, "wandb", "tensorboard",
          "bundle", SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE)
 
 
 class LoadedRun:
-    """A trained policy: `decide` one observation, or `decide_batch` many; illegal actions are never chosen.
+    """A trained policy: `decide` for one observation, `decide_batch` for many; illegal actions are
+    never chosen.
 
     Attributes:
-        actor: the module that decides (`networks.Actor`), the same for every algorithm: raw observations in,
-            action and logits out, (batch,) and (batch, A), or (batch, P) and (batch, sum of levels) where an action is
-            a vector of levels.
-        config: that it was trained under.
-        space: of the observations that it takes.
-        decisions: that it was trained on.
+        actor: the network (`networks.Actor`): raw observations in, action and logits out, (batch,)
+            and (batch, A), or (batch, P) and (batch, sum of levels) for a vector of levels.
+        config: configuration of its training.
+        space: observation space.
+        decisions: names of the decisions that it was trained on.
         timesteps: decisions that it has learned from.
     """
 
@@ -57,8 +57,8 @@ class LoadedRun:
         self.actor = Actor.built(self.space, levels, agent, weights)
 
     def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> Any:
-        """Returns the most likely legal action for one observation, a whole number or a vector of levels (P,); `mask`
-        (A,) defaults to the observation's."""
+        """Returns the most likely legal action for one observation, a whole number or a vector of
+        levels (P,); `mask` (A,) defaults to the observation's."""
         given = observation if mask is None else {**observation, "action_mask": mask}
         action = self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0]
         return action if np.ndim(action) else int(action)
@@ -70,10 +70,11 @@ class LoadedRun:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """The arrays of a saved model by their names, and how many decisions it has learned from.
+    """The arrays of a saved model by their names, and the number of decisions that it has learned
+    from.
 
     Raises:
-        UserError: the file is damaged, or holds anything but arrays where they belong.
+        UserError: the file is damaged, or has anything but arrays among the weights.
     """
     import torch
 
@@ -84,7 +85,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
             packed.seek(0)
             weights = torch.load(packed, weights_only=True)
             for name, array in weights.items():
-                if array.is_complex() or array.numel() > MOST_UNZIPPED:  # of strides of 0 any size is made of nothing
+                if array.is_complex() or array.numel() > MOST_UNZIPPED:  # strides of 0 make any size of nothing
                     raise ValueError(f"'{name}' is {array.dtype}{list(array.shape)}, and no array of weights")
             return weights, int(json.loads(archive.read("data"))["num_timesteps"])
     except Exception as error:  # zipfile and torch raise a dozen kinds; all mean that the file is no policy
@@ -93,11 +94,12 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def load_run(folder: str | Path) -> LoadedRun:
-    """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under; or
-    one of the folder's files by its path, such as `policy_last.zip`.
+    """Loads the policy in the folder of an `ooco-gym train` run, or one of the folder's files by
+    its path, such as `policy_last.zip`.
 
     Raises:
-        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
+        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is
+            not installed.
     """
     path, kept = Path(folder), POLICY_FILE
     if path.suffix == ".zip":
@@ -115,7 +117,7 @@ def load_run(folder: str | Path) -> LoadedRun:
     require("train")
     try:
         return LoadedRun(read_config(path), path / kept)
-    except (KeyError, RuntimeError) as error:  # arrays of another network than the configuration says
+    except (KeyError, RuntimeError) as error:  # arrays of another network than the configuration's
         raise UserError(f"'{path / kept}' does not fit the environment and the network of {CONFIG_FILE} beside "
                         f"it, one of which has changed since: {' '.join(str(error).split())[:200]}") from error
 
@@ -133,8 +135,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recipe_of(agent: Mapping[str, Any]) -> str:
-    """The name of an agent's configuration in conf/agent: several recipes there are built on one algorithm, whose name
-    is all that loading needs and `agent.name` says."""
+    """The name of an agent's configuration in conf/agent. Several recipes share one algorithm,
+    whose name is `agent.name`."""
     multiplier = agent.get("lagrangian")
     if multiplier:
         damped = multiplier.get("proportional") or multiplier.get("derivative")
@@ -143,19 +145,19 @@ def recipe_of(agent: Mapping[str, Any]) -> str:
 
 
 def imitated(agent: Mapping[str, Any]) -> Any:
-    """`agent.imitate.rule`: what the agent imitates before it learns, or None."""
+    """`agent.imitate.rule`: the heuristic that the agent imitates before it learns, or None."""
     return plain(agent.get("imitate") or {}).get("rule")
 
 
 def searched_policy(folder: str | Path) -> str | None:
-    """The policy that a search left in a folder, by the name that commands take; None where none did."""
+    """The policy that a search left in a folder, by the name that commands take; None without one."""
     path = Path(folder)
     there = all((path / name).is_file() for name in (SEARCHED_FILE, GENERATIONS_FILE))
     return str(path / SEARCHED_FILE) if there else None
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a training run lies in a folder, whole or begun."""
+    """Whether a folder has a training run, whole or begun."""
     if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE)):
         return True
     if any(True for pattern in ("step_*.zip", STATE_FILE.name) for _ in (folder / CHECKPOINTS).glob(pattern)):
@@ -165,7 +167,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def mapping_or_empty(path: Path) -> dict[str, Any]:
-    """A file's mapping; empty where it has none."""
+    """A file's mapping; empty if it has none."""
     try:
         return read_mapping(path)
     except UserError:
@@ -173,7 +175,7 @@ def mapping_or_empty(path: Path) -> dict[str, Any]:
 
 
 def clear(folder: Path) -> None:
-    """Removes what `ooco-gym train` leaves in a folder, and nothing else."""
+    """Removes the files of `ooco-gym train` from a folder, and nothing else."""
     for path in (folder / name for name in _LEFT):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

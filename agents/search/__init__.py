@@ -1,1 +1,1 @@
-"""Search: the parameters of rules, and linear rules, by whole episodes."""
+"""Search for parameters of heuristics, and for linear policies, over whole episodes."""

@@ -1,9 +1,9 @@
-"""What a search over whole episodes leaves in its folder after every generation, and how it is resumed.
+"""The files of a search over whole episodes after every generation, and how it resumes.
 
-`policy.yaml` and, of a policy with weights, `weights.npz` are what is kept so far (the YAML is played wherever a
-policy's name is accepted); `generations.csv` is its table; from `checkpoints/latest.state` a search goes on to the bit.
-None of them holds a time, so that the same search leaves the same bytes. The state is a pickle, which can carry code:
-resume only what you trust.
+`policy.yaml` and, for a policy with weights, `weights.npz` are the best policy so far (commands
+take the YAML as a policy's name). `generations.csv` is the table. A search resumes from
+`checkpoints/latest.state`, exactly. No file contains a time, so that the same search writes the
+same bytes. The state is a pickle, which can carry code: resume only what you trust.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = ("generation", "restart", "candidates", "windows", "best_score", "best
 
 
 def write(search: Any) -> bytes:
-    """Writes where a search stands; returns its memory, pickled."""
+    """Writes a search's files; returns its memory, pickled."""
     memory, out = pickle.dumps(search.memory), search.out
     write_policy(out, search.space.candidate(search.memory.best))
     with atomic_write(out / TABLE_FILE) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
@@ -45,16 +45,16 @@ def write(search: Any) -> bytes:
         writer.writeheader()
         writer.writerows(search.memory.rows)
     state = {"schema": _SCHEMA, "names": search.space.names, "memory": memory}
-    with atomic_write(out / STATE_FILE) as temporary:  # last: what is resumed finds all else as it was
+    with atomic_write(out / STATE_FILE) as temporary:  # last, so that a resumed search finds all other files complete
         temporary.write_bytes(pickle.dumps(state))
     return memory
 
 
 def read(folder: Path, names: Sequence[str]) -> Any:
-    """The memory of the search in a folder, which turns the numbers of these names.
+    """Reads the memory of the search in a folder; `names` are its numbers.
 
     Raises:
-        UserError: it is missing, damaged, or of another search or version of this package.
+        UserError: the state is missing, damaged, or of another search or version of this package.
     """
     path = folder / STATE_FILE
     try:
@@ -77,7 +77,7 @@ def write_policy(folder: Path, candidate: Candidate) -> None:
     """Writes a candidate as a policy's YAML, with its weights beside it."""
     policy = candidate.policy
     lines: dict[str, Any] = {"name": policy.name}
-    if policy.file:  # of a registered policy its name says where the rules are
+    if policy.file:  # a registered policy's name suffices
         path, colon, wanted = policy.file.partition(":")
         lines["file"] = os.path.relpath(path, folder) + colon + wanted
     known = get_policy(policy.file or policy.name).values

@@ -1,4 +1,4 @@
-"""The command behind `ooco-gym train agent=cma`: checks, runs, says what came out."""
+"""The command behind `ooco-gym train agent=cma`: checks, runs, shows the result."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ from ooco_gym.resources import load_yaml
 
 
 def run(config: dict[str, Any], resumed: bool, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
-    """`ooco-gym train agent=cma`: searches, shows what came out, and returns it; errors are as of `search`."""
+    """`ooco-gym train agent=cma`: searches, shows and returns the result; errors are as for
+    `search`."""
     report = search(config, resumed, tracked)
     show(report, Path(config["out"]))
     return report
 
 
 def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
-    """Searches as a configuration like `conf/train.yaml` says, and returns the summary.
+    """Runs a search with a configuration like `conf/train.yaml`, and returns the summary.
 
     Args:
-        resumed: goes on with the search in `config["out"]`.
-        tracked: makes what tracks the search besides its own table, of the folder and the candidates so far.
+        resumed: continues the search in `config["out"]`.
+        tracked: makes a further tracker from the folder and the number of candidates so far.
 
     Raises:
-        UserError: a value out of range, or a policy that has nothing to turn or cannot play here.
+        UserError: a value is out of range, or a policy has nothing to search or cannot run here.
     """
     started = time.monotonic()
     agent = checked(config)
@@ -67,7 +68,7 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
         found.run(None if logger is None else partial(_log, logger))
     except UserError:
         if not resumed and not found.memory.generation:
-            clear(out)  # refused before it began: this is no run that another would have to spare
+            clear(out)  # refused before it began: no run for others to spare
         raise
     finally:
         if logger is not None:
@@ -76,8 +77,8 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
 
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the agent, with those of conf/agent/cma.yaml where it does not say, after checking what a user
-    may have got wrong."""
+    """Returns the agent's settings, with defaults from conf/agent/cma.yaml, after checking a user's
+    values."""
     usual, given = load_yaml("agent", "cma"), plain(config["agent"])
     agent = {**usual, **given}
     for key in ("halving", "validation"):
@@ -128,7 +129,7 @@ def _check_agent(agent: Mapping[str, Any]) -> None:
 
 
 def _check_conditions(agent: Mapping[str, Any]) -> None:
-    """Checks the changes of the scenario, of which each plays as many windows as another."""
+    """Checks the conditions (changes of the scenario), which have equally many windows."""
     listed = agent["conditions"]
     if listed is None:
         return
@@ -141,7 +142,7 @@ def _check_conditions(agent: Mapping[str, Any]) -> None:
 
 
 def _log(logger: Any, search: Search) -> None:
-    """Sends the last row of the table to a logger of training, against the number of candidates so far."""
+    """Sends the table's last row to a training logger, with the number of candidates as x-axis."""
     memory = search.memory
     for key, value in memory.rows[-1].items():
         logger.record(f"search/{key}", float(value))
@@ -154,7 +155,7 @@ def _log(logger: Any, search: Search) -> None:
 
 
 def _summary(search: Search, resumed: bool, started: float) -> dict[str, Any]:
-    """The machine-readable account of the run; seconds and windows per second are those of this call."""
+    """The summary of the run; seconds and windows per second are those of this call."""
     memory, config, agent = search.memory, search.config, search.agent
     played = {"as_it_ships": search.own_outcomes,
               "kept": search.play_whole(memory.best) if memory.best.any() else search.own_outcomes}

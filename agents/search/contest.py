@@ -1,6 +1,8 @@
-"""Searches side by side: each finds the best of its policy in as many windows, then all play windows none has seen.
+"""Compares searches: each optimises its policy on as many windows, then all run on held-out
+windows.
 
-`ooco-gym demo` and `ooco-gym zoo` hold what is learned against heuristics tuned alike by it.
+`ooco-gym demo` and `ooco-gym zoo` thus compare learned policies with heuristics that are tuned
+alike.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from ooco_gym.resources import load_yaml
 
 
 def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, Any]:
-    """The configuration of a search: that of `train`, with what `options` say of all searches and of this one.
+    """Returns a search's configuration: that of `train`, changed by the common and the search's own
+    `options`.
 
     Args:
         name: of the search in `options["searches"]`, which holds settings of `agent=cma` by name.
         options: `env`, `seed`, `agent` (of all searches), `reference` and `searches`.
-        out: its folder.
+        out: the search's folder.
     """
     settings = {key: value for key, value in load_yaml("", "train").items() if key != "defaults"}
     return {**settings, "env": options["env"], "logger": "none", "seed": options["seed"], "overwrite": True, "out": out,
@@ -35,17 +38,18 @@ def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, 
 def play_held_out(env: Mapping[str, Any], played: Mapping[str, str], windows: int,
                   conditions: Sequence[Mapping[str, Any]] | None = None, seeds: Sequence[int] | None = None
                   ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Plays windows that no search has seen.
+    """Runs policies on windows that no search has seen.
 
     Args:
         env: the environment's configuration.
         played: policies by name.
-        windows: how many under each condition.
+        windows: number of windows under each condition.
         conditions: changes of the scenario, as `agent.conditions`; None: the environment as it is.
-        seeds: of the windows; None: the environment's test split.
+        seeds: seeds of the windows; None: the environment's test split.
 
     Returns:
-        OUTCOME[windows] of each policy by its name, and int64[windows]: the condition of each.
+        OUTCOME[windows] of each policy by its name, and int64[windows]: the condition of each
+        window.
     """
     configs = configs_of(env, conditions or [{}], "conditions")
     field = Field(configs, list(seeds or split_seeds(env, "test")), windows * len(configs), None)
@@ -55,9 +59,10 @@ def play_held_out(env: Mapping[str, Any], played: Mapping[str, str], windows: in
 
 
 def ratio(mine: np.ndarray, theirs: np.ndarray, conditions: np.ndarray | None = None) -> dict[str, float]:
-    """One service over another: `ratio`, and its 95 % interval `ci_low`, `ci_high`.
+    """Ratio of two services: `ratio`, and its 95 % interval `ci_low`, `ci_high`.
 
-    Over all windows of a condition, and of several conditions the geometric mean; windows are resampled in pairs.
+    A condition's ratio is of the sums over its windows; several conditions give the geometric mean.
+    Windows are resampled in pairs.
     """
     conditions = np.zeros(len(mine), np.int64) if conditions is None else conditions
     logs, means = np.zeros(RESAMPLES), []

@@ -1,10 +1,11 @@
-"""Search over whole episodes (`ooco-gym train agent=cma`): its windows, its generations, its validation.
+"""Search over whole episodes (`ooco-gym train agent=cma`): its windows, generations and validation.
 
-A generation's candidates (`agents.search.space`) play the same windows (`ooco_gym.population`), are judged against a
-reference in these windows (`agents.search.judging`), and CMA-ES (`agents.search.optimisers`) is told. Candidates
-that are behind after a few windows play no more of them. The policy as it ships is the first candidate of all; every
-few generations the best and the mean of the distribution play windows of the validation split, and what is best there
-is kept, if it is not behind the policy as it ships on its own windows either (docs/training.md).
+A generation's candidates (`agents.search.space`) run on the same windows (`ooco_gym.population`),
+and are scored against a reference (`agents.search.judging`) for CMA-ES
+(`agents.search.optimisers`). Candidates that are behind after a few windows are dropped. The first
+candidate is the policy with default parameters. Every few generations, the best candidate and the
+mean of the distribution run on validation windows. The best one there is kept, unless it is behind
+the default on its training windows (docs/training.md).
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from ooco_gym.policy import get_policy
 from ooco_gym.population import Candidate, Population, Stopped
 from ooco_gym.report.terminal import Bar, progress
 
-SPARE = 1.1  # what is foreseen of a time is taken so many times
+SPARE = 1.1  # safety factor on predicted durations
 
 
 @dataclass
 class Memory:
-    """The state of a search: all that the rest of it depends on.
+    """The state of a search, on which all the rest of it depends.
 
-    `best` are the numbers that are kept (0: the policy as it ships), `judged` what they came to in validation;
-    `candidates` counts the policy as it ships, `played` windows, `waited` validations since the last gain; `contender`
-    is the best candidate since the last validation, with its worth; `rows` are the table's.
+    `best` are the best numbers so far (0: default parameters), `judged` their validation result.
+    `candidates` counts the default too, `played` windows, `waited` validations since the last gain.
+    `contender` is the best candidate since the last validation, with its value; `rows` are the
+    table's.
     """
 
     method: Cma | None  # None before the first generation, and after a restart
@@ -56,7 +58,8 @@ class Memory:
 
 
 def configs_of(env: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]], where: str) -> list[EpisodeConfig]:
-    """An environment's configuration under each of several conditions, which are changes of its scenario."""
+    """Returns an environment's configuration under each of several conditions (changes of its
+    scenario)."""
     with closing(make_env(env)) as made:
         inside: Any = made.unwrapped
         base = inside.config
@@ -74,7 +77,8 @@ def _name_of(condition: Mapping[str, Any]) -> str:
 
 
 class Field:
-    """The windows of one split under all conditions: condition after condition, so that the first few have them all.
+    """The windows of one split under all conditions, in turn, so that the first few windows cover
+    every condition.
 
     `games` are (seed, number) of each window, `conditions` int64[windows] its condition.
     """
@@ -92,12 +96,12 @@ class Field:
 
 
 class Search:
-    """One search: what it turns, its windows, its memory.
+    """One search: its space, windows and memory.
 
     Args:
-        config: of the command, with its part `agent`, checked (`agents.search.command.checked`).
-        out: where the run is kept.
-        resumed: goes on with the search that is kept there.
+        config: of the command, with its checked part `agent` (`agents.search.command.checked`).
+        out: the run's folder.
+        resumed: continues the search in that folder.
     """
 
     def __init__(self, config: Mapping[str, Any], out: Path, resumed: bool) -> None:
@@ -112,11 +116,11 @@ class Search:
         self.steps = rungs(int(agent["windows"]), int(agent["halving"]["first"]), float(agent["halving"]["keep"]),
                            len(self.names))
         self.stopped_by, self.signal = "", {}  # and by which signal
-        self.playing_s, self.played, self._window_s = 0.0, 0, 0.0  # seconds of playing, and windows, of this call
+        self.playing_s, self.played, self._window_s = 0.0, 0, 0.0  # seconds of simulation, and windows, of this call
         limit = config["max_wall_s"]
         self.until = math.inf if limit is None else time.monotonic() + float(limit)
         self._bar: Bar = Bar()
-        self._share = 0.0  # of a generation that a window is
+        self._share = 0.0  # progress of a generation by one window
 
     def _fields(self) -> tuple[list[str], Field, Field]:
         """The names of the conditions, and the windows of training and validation."""
@@ -135,10 +139,12 @@ class Search:
             fields.append(Field(configs, split_seeds(env, split), int(count), agent["threads"]))
         return [_name_of(one) for one in listed], *fields
 
-    # --- Playing ---------------------------------------------------------------------------------------------------
+    # --- Running
+    # ---------------------------------------------------------------------------------------------------
     def play(self, field_: Field, numbers: np.ndarray, places: np.ndarray | None = None, limited: bool = True
              ) -> np.ndarray:
-        """Plays windows with candidates (c, n): OUTCOME[c, windows]; one that cannot play violates everywhere."""
+        """Runs candidates (c, n) on windows: OUTCOME[c, windows]; a candidate that cannot run
+        violates everywhere."""
         started = time.monotonic()
         found = field_.population.play([self.space.candidate(one) for one in numbers],
                                        None if places is None else places.tolist(),
@@ -151,18 +157,19 @@ class Search:
         return found
 
     def play_whole(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Plays all windows of training and of validation with one candidate, whatever the time: OUTCOME[windows]."""
+        """Runs one candidate on all windows of training and of validation, without time limit:
+        OUTCOME[windows]."""
         return [self.play(one, numbers[None], limited=False)[0] for one in (self.training, self.validation)]
 
     def speed(self) -> float:
-        """Windows a second of playing, in this call."""
+        """Windows per second of simulation, in this call."""
         return self.played / max(self.playing_s, 1e-9)
 
     def begin(self) -> None:
-        """Plays the policy as it ships, and the reference, through all windows.
+        """Runs the default policy, and the reference, on all windows.
 
         Raises:
-            UserError: one of them cannot play here.
+            UserError: one of them cannot run here.
         """
         agent, limit = self.agent, float(self.config["validation"]["violation_limit"])
         self.own_outcomes = self.play_whole(self.ships)
@@ -196,22 +203,24 @@ class Search:
 
     # --- Generations -------------------------------------------------------------------------------------------------
     def _population(self) -> int:
-        """Candidates of a generation: as asked for, or 4 + 3 ln n (Hansen 2016), even; doubled by each restart."""
+        """Candidates of a generation: as configured, or 4 + 3 ln n (Hansen 2016), even; doubled by
+        each restart."""
         given = self.agent["population"]
         count = 4 + math.floor(3 * math.log(self.numbers)) if given is None else int(given)
         return max(4, count + count % 2) * 2**self.memory.restarts
 
     def _begin_method(self) -> Cma:
-        """A method at the numbers that are kept so far; after each restart with twice the population (IPOP)."""
+        """Starts CMA-ES at the best numbers so far; after each restart with twice the population
+        (IPOP)."""
         memory, agent = self.memory, self.agent
         seed = int(np.random.SeedSequence([self.seed, 19, memory.restarts]).generate_state(1)[0])
         return Cma(memory.best, float(agent["sigma"]), self.space.bounds, self._population(), seed)
 
     def _generation(self) -> None:
-        """One generation.
+        """Runs one generation.
 
         Raises:
-            Stopped: the time is over; the memory must be put back to where it was.
+            Stopped: the time is over; the caller must restore the memory.
         """
         memory, judge = self.memory, self.judges[0]
         method = memory.method = memory.method or self._begin_method()
@@ -232,21 +241,21 @@ class Search:
         self._tabulate(found[first], found, method.sigma, float(np.linalg.norm(method.mean)) / math.sqrt(self.numbers))
 
     def _survivors(self, population: int) -> list[int]:
-        """The number of candidates that play on at each step of the halving."""
+        """The number of candidates left at each step of the halving."""
         keep = float(self.agent["halving"]["keep"])
         return [max(2, math.ceil(population * keep**turn)) for turn in range(len(self.steps))]
 
     def _windows_of(self, population: int) -> int:
-        """The number of windows that a generation plays in all."""
+        """The total number of windows of a generation."""
         return sum(count * (after - before) for count, before, after in
                    zip(self._survivors(population), [0, *self.steps], self.steps, strict=False))
 
     def _halved(self, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Plays a generation by successive halving.
+        """Runs a generation by successive halving.
 
         Returns:
-            What candidates are worth (those that were dropped behind all others), float64[c]; the outcome of those that
-            played all windows; and which these are.
+            The candidates' values (dropped ones behind all others), float64[c]; the outcomes of
+            those that ran on all windows; and their indices.
         """
         places = np.arange(len(self.training.conditions))
         left, values = np.arange(len(drawn)), np.zeros(len(drawn))
@@ -263,8 +272,9 @@ class Search:
 
     # --- Validation --------------------------------------------------------------------------------------------------
     def _validate(self, limited: bool = True) -> None:
-        """Plays validation windows with the best since the last time and with the mean of the distribution, and keeps
-        what is better there than what is kept, and on its own windows not behind the policy as it ships.
+        """Runs the best candidate since the last validation and the mean of the distribution on
+        validation windows. Keeps one that is better than the best so far, and on training windows
+        not behind the default.
 
         Raises:
             Stopped: the time is over.
@@ -291,7 +301,8 @@ class Search:
         self._tabulate_kept()
 
     def _restart_or_stop(self) -> None:
-        """Begins anew where nothing better has come for long, or the method has converged; or says that it is over."""
+        """Restarts after long without a gain or if CMA-ES has converged; stops when no restart is
+        left."""
         memory = self.memory
         converged = memory.method is not None and memory.method.converged
         if memory.waited < int(self.agent["validation"]["patience"]) and not converged:
@@ -303,7 +314,8 @@ class Search:
 
     # --- The whole ---------------------------------------------------------------------------------------------------
     def run(self, log: Callable[[Search], None] | None = None) -> None:
-        """Searches until the budget is used up, and keeps the best; `log` is called after each generation."""
+        """Searches until the budget is used up, and keeps the best; `log` is called after each
+        generation."""
         every = int(self.agent["validation"]["every"])
         with progress(f"{self.agent['name']}: {self.policy.name} as it ships", self.agent["generations"]) as bar:
             self._bar = bar
@@ -333,7 +345,7 @@ class Search:
                     log(self)
 
     def _over(self) -> bool:
-        """Whether the budget is used up; there is time for a generation only with the validation after it."""
+        """Whether the budget is used up; a generation starts only if its validation fits, too."""
         total = self.agent["generations"]
         windows = self._windows_of(self._population())
         windows += 2 * (len(self.training.conditions) + len(self.validation.conditions))
@@ -355,14 +367,14 @@ class Search:
 
 
 def rungs(windows: int, first: int, keep: float, step: int) -> list[int]:
-    """The number of windows that candidates have played before each selection, at last all of them (successive
-    halving).
+    """Returns the number of windows that candidates have run before each selection (successive
+    halving); the last is all of them.
 
     Args:
-        windows: all of them.
-        first: before the first selection, at least.
-        keep: share of the candidates that go on at each; 1: there is none.
-        step: conditions: all numbers are multiples of it.
+        windows: number of all windows.
+        first: windows before the first selection, at least.
+        keep: share of candidates kept at each selection; 1: no selection.
+        step: number of conditions, of which all results are multiples.
     """
     listed, count = [], float(first)
     while keep < 1.0 and count < windows:

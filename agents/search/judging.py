@@ -1,10 +1,11 @@
-"""What a candidate is worth: its service beside a reference's in the same windows, within the violation budget.
+"""A candidate's value: its service relative to a reference's in the same windows, within the
+violation budget.
 
-Windows of several conditions count alike because each is held against the reference's service in that very window. A
-candidate is feasible where the upper 95 % limit of its violation rate keeps the limit, and where
-the rate in each condition keeps it too, or that of the reference where it is higher. Where fewer violations are what is
-looked for (`violations`, such as of a router at a load that breaks SLOs anyway), no limit counts, and lost service has
-a price.
+Each window is compared with the reference's service in that very window, so that windows of all
+conditions count alike. A candidate is feasible if the upper 95 % limit of its violation rate is
+within the limit, and so is the rate in each condition (or within the reference's rate, if that is
+higher). With the score `violations` (such as for a router at a load that breaks SLOs anyway), no
+limit counts, and lost service has a price.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from agents.evaluation.scoring import feasible_first, mean_interval, upper_viola
 
 SCORES = ("log_ratio", "violations")
 FLOOR = 0.05  # share of a condition's mean reference service that is added to both sides: a window may have none
-LEAST = 1e-3  # reference GPU-s/s: the same where the reference has none in a whole condition
+LEAST = 1e-3  # reference GPU-s/s, added if the reference has no service in a whole condition
 FEW = 1e-3  # added to both violation rates, whose logarithms are compared
-LOST, LOST_PRICE = 0.01, 10.0  # logarithm of service that may be lost for fewer violations; what more of it costs
-BEHIND = 10.0  # by how much what is not feasible is behind all that is; no score is as far below 0
-UNPLAYED = 1e4  # the same for what was dropped before it had played as many windows
+LOST, LOST_PRICE = 0.01, 10.0  # logarithm of service that may be lost for free; price of further loss
+BEHIND = 10.0  # penalty of infeasible candidates; no feasible score is as low
+UNPLAYED = 1e4  # penalty of dropped candidates per missed step
 
 
 def format_score(kind: str, score: float, reference: str = "") -> str:
-    """A score in words: `log_ratio` as a multiple of the reference's service, the geometric mean of windows."""
+    """A score in words: `log_ratio` as a multiple of the reference's service, the geometric mean of
+    windows."""
     if kind == "log_ratio":
         return f"{math.exp(score):.3f}" + (f" times the service of {reference}" if reference else "")
     return f"{score:+.4f}" if not reference else f"{kind} {score:+.4f}"
@@ -38,10 +40,10 @@ def format_score(kind: str, score: float, reference: str = "") -> str:
 class Judged:
     """The result of a candidate on some windows.
 
-    `score` is beside the reference's (0: as good), `low` and `high` its 95 % interval
-    over windows (None of a single one), `service` in reference GPU-s/s and `violation_rate` means of windows,
-    `violation_upper_limit` the rate's upper 95 % limit, `excess` by how much the limit is exceeded: at most 0 where the
-    candidate is feasible.
+    `score` is relative to the reference (0: as good), with 95 % interval `low` and `high` over
+    windows (None for a single one). `service` (reference GPU-s/s) and `violation_rate` are means of
+    windows. `violation_upper_limit` is the rate's upper 95 % limit, `excess` how far the limit is
+    exceeded: at most 0 if the candidate is feasible.
     """
 
     score: float
@@ -54,18 +56,18 @@ class Judged:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Feasible first, then by score, or by fewest violations beyond the limit."""
+        """Orders feasible results first, by score; then others, by least excess."""
         return feasible_first(self.excess, self.score, 0.0)
 
 
 class Judge:
-    """Judges outcomes on the windows of one split.
+    """Scores outcomes on the windows of one split.
 
     Args:
-        reference: OUTCOME[windows] of the policy that scores are held against.
+        reference: OUTCOME[windows] of the policy that candidates are compared with.
         conditions: int64[windows], the condition of each window, from 0 on.
-        limit: of the violation rate.
-        kind: of score, one of `SCORES`.
+        limit: highest violation rate.
+        kind: name of the score, one of `SCORES`.
     """
 
     def __init__(self, reference: np.ndarray, conditions: np.ndarray, limit: float, kind: str = SCORES[0]) -> None:
@@ -77,7 +79,7 @@ class Judge:
         self._limits = np.maximum(limit, [_rate(one) for one in mine])
 
     def scores(self, outcome: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
-        """The score of each window played, float64[…, windows]; `places`: which windows they are, None: all."""
+        """The score of each window, float64[…, windows]; `places`: their indices, None: all."""
         places = np.arange(len(self.conditions)) if places is None else places
         ratio = (outcome["service"] + self._added[places]) / self._reference[places]
         if self.kind == "violations":
@@ -86,16 +88,17 @@ class Judge:
         return np.log(ratio)
 
     def quick(self, outcome: np.ndarray, places: np.ndarray, windows: int) -> np.ndarray:
-        """The worth of candidates that have played few of `windows`: OUTCOME[candidates, few] → float64[candidates].
+        """The values of candidates after few of `windows`: OUTCOME[candidates, few] →
+        float64[candidates].
 
-        What is held against the limit is the upper limit to be expected after all `windows`: that of so few would say
-        more of their number than of the candidate.
+        Feasibility uses the upper limit predicted for all `windows`: that of the few would be too
+        wide.
         """
         return np.array([self._worth(float(score), self._excess(one, places, foreseen_limit(one, windows)))
                          for one, score in zip(outcome, self.scores(outcome, places).mean(axis=1), strict=True)])
 
     def worth(self, found: Judged) -> float:
-        """The worth of a candidate that was judged on all windows: more is better."""
+        """The value of a candidate's result on all windows: more is better."""
         return self._worth(found.score, found.excess)
 
     def judged(self, outcome: np.ndarray) -> Judged:
@@ -120,7 +123,7 @@ class Judge:
         return score if excess <= 0.0 else -BEHIND - float(excess)
 
     def _excess(self, outcome: np.ndarray, places: np.ndarray, upper: float) -> float:
-        """By how much the upper limit, or the rate of some condition, is beyond what may be."""
+        """How far the upper limit, or a condition's rate, exceeds its limit."""
         if self.kind == "violations":
             return 0.0
         conditions = self.conditions[places]
@@ -129,8 +132,9 @@ class Judge:
 
 
 def foreseen_limit(outcome: np.ndarray, windows: int) -> float:
-    """The upper 95 % limit of a violation rate that is to be expected after `windows`, from OUTCOME[few]: the rate and
-    1.96 standard errors, by how much the few differ or by the binomial distribution, whichever is more."""
+    """Predicts the upper 95 % limit of a violation rate after `windows`, from OUTCOME[few]: the
+    rate and 1.96 standard errors, from the sample or the binomial distribution, whichever is
+    larger."""
     rates, arrived = rates_of(outcome), float(outcome["arrived"].mean())
     rate = float(rates.mean())
     spread = float(rates.std(ddof=1)) if len(rates) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""CMA-ES (Hansen 2016, arXiv 1604.00772) of the package `cmaes`, for searches that are resumed to the bit."""
+"""CMA-ES (Hansen 2016, arXiv 1604.00772) of the package `cmaes`, made exactly resumable."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CMA = "cma"  # `agent.name`
 
 
 class Cma:
-    """`ask` for candidates, `tell` what each was worth, as often as wished; only the rank of values counts.
+    """Repeats `ask` for candidates and `tell` with their values, of which only the rank counts.
 
-    What a generation draws depends on the seed, on the number of the generation and on what was told before. It can be
+    A generation's draws depend on the seed, the generation's number and earlier values. It can be
     pickled between two generations.
 
     Args:
         start: float64[n].
         sigma: first deviation of each number.
-        bounds: float64[n, 2], low and high of each number; None: none has any.
+        bounds: float64[n, 2], low and high of each number; None: no bounds.
         population: candidates of a generation.
     """
 
@@ -37,12 +37,12 @@ class Cma:
 
     @property
     def sigma(self) -> float:
-        """The step size, beside the covariance's own scale."""
+        """The step size, without the covariance's own scale."""
         return float(self._cma._sigma)
 
     @property
     def converged(self) -> bool:
-        """Whether one of the package's criteria says that it is over."""
+        """Whether one of the package's stopping criteria is met."""
         return bool(self._cma.should_stop())
 
     def ask(self) -> np.ndarray:
@@ -52,10 +52,11 @@ class Cma:
         return np.array([self._cma.ask() for _ in range(self.size)])
 
     def tell(self, candidates: np.ndarray, values: np.ndarray) -> None:
-        """Takes the worth of the candidates (float64[population, n]), float64[population]: more is better."""
+        """Takes the candidates (float64[population, n]) with their values, float64[population]:
+        more is better."""
         self._cma.tell([(one, -float(value)) for one, value in zip(candidates, values, strict=True)])
-        # A pickle keeps half of a symmetric matrix, whose halves differ in the last bit: so that a search that is
-        # resumed goes on to the bit, none goes on with what it was before the pickle.
+        # A pickle keeps half of a symmetric matrix, whose halves differ in the last bit. Every
+        # search goes on from its pickle, so that a resumed one does the same.
         self._cma = pickle.loads(pickle.dumps(self._cma))
         self.generation += 1
 

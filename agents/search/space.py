@@ -1,8 +1,9 @@
-"""What a search turns: parameters of a policy (numbers within ranges, and choices), and weights of its learned rule.
+"""The search space: a policy's parameters (numbers within ranges, and choices), or the weights of
+its learned rule.
 
-A candidate of `train agent=cma` is a vector of numbers that are alike in size: 0 is the policy as it ships, exactly; a
-parameter comes to the ends of its range at -1 and 1, linearly or by ratio; each value of a choice has an equal part
-from -1 to 1; a weight is the one that ships plus `weight_scale` times its number.
+A candidate of `train agent=cma` is a vector of numbers of similar scale; 0 is exactly the default
+policy. A parameter reaches the ends of its range at -1 and 1, linearly or by ratio. The values of a
+choice have equal parts of -1 to 1. A weight is the default plus `weight_scale` times its number.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from ooco_gym.population import Candidate
 
 FIXED = ("layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks", "engine_version",
          "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")
-"""Parameters that no search turns: what the machine can do, and what policies fit or profile by themselves."""
+"""Parameters that no search changes: the machine's abilities, and what policies fit or profile by
+themselves."""
 _FROM_ONE = 100.0  # ranges of whole numbers whose ends are further apart than this factor begin at 1
-_DIGITS = 4  # significant ones of a searched number: what is found can be read, and typed
+_DIGITS = 4  # significant digits of a searched number, so that results can be read and typed
 
 
 @dataclass(frozen=True)
 class Range:
-    """The range in which one parameter is searched, from `low` to `high`, `whole` numbers or not; `default` is its
-    value before."""
+    """The range in which one parameter is searched, from `low` to `high`; `whole` for integers.
+    `default` is its value before the search."""
 
     name: str
     default: Any
@@ -37,7 +39,7 @@ class Range:
     whole: bool
 
     def at(self, number: float) -> Any:
-        """The value of a candidate's number: the default at 0, the ends of the range at -1 and 1."""
+        """Maps a candidate's number to a value: the default at 0, the ends of the range at -1 and 1."""
         share, end = min(abs(number), 1.0), self.high if number > 0 else self.low
         if share == 0.0:
             return self.default
@@ -64,7 +66,8 @@ class Choice:
     ends: tuple[float, float] = (-1.0, 1.0)
 
     def at(self, number: float) -> Any:
-        """The value of a candidate's number: each has an equal part from -1 to 1, the default's holds 0."""
+        """Maps a candidate's number to a value: all have equal parts of -1 to 1, the default's
+        around 0."""
         parts = [value for value in self.values if value != self.default]
         parts.insert(len(self.values) // 2, self.default)
         place = int((number + 1) / 2 * len(parts))
@@ -72,15 +75,16 @@ class Choice:
 
 
 def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range | Choice], dict[str, str]]:
-    """The parameters of a policy that are searched, and why the others are not.
+    """Returns the parameters of a policy that are searched, and why the others are not.
 
     Args:
-        policy: with the values that it has before the search.
-        settings: of conf/agent/cma.yaml: `params` (names of those to search; None: all), `space` (`[low, high]` by
-            name) and `spread` (else from the default divided by it to the default times it, within the bounds).
+        policy: with its values before the search.
+        settings: of conf/agent/cma.yaml: `params` (names to search; None: all), `space` (`[low,
+            high]` by name) and `spread` (other ranges are from default / spread to default *
+            spread, within the bounds).
 
     Raises:
-        UserError: an unknown name, or a range that is none.
+        UserError: an unknown name, or an invalid range.
     """
     known = {param.name: param for param in policy.params}
     for name in (*(settings["space"] or {}), *(settings["params"] or ())):
@@ -126,7 +130,7 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
 
 
 def _around(param: Param, default: Any, spread: float) -> Range | None:
-    """Numbers around their default; None where a number has no scale of its own."""
+    """A range around the default; None if the number has no scale."""
     if default == 0 and param.usual is not None:
         return _scaled(param, default, *param.usual)
     if default < 0 or (default == 0 and param.high > spread):
@@ -153,9 +157,11 @@ def _given(param: Param, default: Any, value: Any) -> Range:
 
 @dataclass(frozen=True)
 class Space:
-    """The n numbers of a candidate: those of parameters (`ranges`) first, then weights (`places` in `policy.weights`).
+    """A candidate's n numbers: parameters (`ranges`) first, then weights (`places` in
+    `policy.weights`).
 
-    `names` are the parameters' and `row:column` of weights; `left` says of other parameters why they are not turned.
+    `names` are the parameters' and `row:column` of weights; `left` says why other parameters are
+    not searched.
     """
 
     policy: Policy
@@ -167,13 +173,13 @@ class Space:
 
     @property
     def bounds(self) -> np.ndarray | None:
-        """Low and high of each number, float64[n, 2]; None where none has any."""
+        """Low and high of each number, float64[n, 2]; None if there are no bounds."""
         if not self.ranges:
             return None
         return np.array([one.ends for one in self.ranges] + [(-np.inf, np.inf)] * len(self.places))
 
     def candidate(self, numbers: np.ndarray) -> Candidate:
-        """The policy and the weights of a vector float64[n]."""
+        """Returns the policy and weights of a vector float64[n]."""
         values = {one.name: one.at(float(number)) for one, number in zip(self.ranges, numbers, strict=False)}
         changed = {one.name: values[one.name] for one in self.ranges if values[one.name] != one.default}
         policy = self.policy.with_values(changed) if changed else self.policy
@@ -185,12 +191,13 @@ class Space:
 
 
 def space_of(policy: Policy, settings: Mapping[str, Any]) -> Space:
-    """The numbers that `settings` (those of conf/agent/cma.yaml) ask for.
+    """Returns the search space for `settings` (as in conf/agent/cma.yaml).
 
-    Where `params` and `weights` are null these are the weights of a policy that has some, or else the parameters.
+    If `params` and `weights` are null, it has the weights of a policy with weights, or else its
+    parameters.
 
     Raises:
-        UserError: an unknown parameter or weight, or nothing to turn.
+        UserError: an unknown parameter or weight, or nothing to search.
     """
     names, places = _weights_of(policy, settings)
     ranges, left = [], {}
@@ -205,10 +212,10 @@ def space_of(policy: Policy, settings: Mapping[str, Any]) -> Space:
 
 
 def _weights_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """The names of a policy's weights, and the places of those that are searched.
+    """The names of a policy's weights, and the indices of those that are searched.
 
     Raises:
-        UserError: the policy has none, or a pattern names none.
+        UserError: the policy has no weights, or a pattern matches none.
     """
     layout, patterns = policy.layout, settings["weights"]
     names = [] if layout is None else [f"{row}:{column}" for row in layout.rows for column in layout.columns]
