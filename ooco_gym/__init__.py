@@ -1,7 +1,7 @@
 """ooco-gym: a reinforcement-learning research gym for co-locating online and offline LLM requests.
 
-Importing it registers the environments with Gymnasium, where that is installed; all else is imported at its first use,
-so that an engine that wants `ooco_gym.runtime` alone loads no simulator.
+Importing it registers the environments with Gymnasium, if installed. All else is imported at first
+use, so an engine that needs only `ooco_gym.runtime` loads no simulator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ooco_gym.version import __version__
 
 COMMAND_LINE = sys.orig_argv[1:3] == ["-m", "ooco_gym.cli"] or sys.argv[0].endswith("/ooco-gym")
 if COMMAND_LINE and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `cli.main`: Ctrl-C among imports would be a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `cli.main`: Ctrl-C during imports would print a traceback
 
 if TYPE_CHECKING:
     from agents.evaluation.evaluate import evaluate
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__version__", "candidate_table",
            "evaluate", "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
 
-# Names by the module of this package that has them.
+# Maps names to their module of this package.
 _LATER = {"Cluster": "cluster", "Scenario": "scenario", "Slo": "protocol", "simulate": "simulation",
           "Simulation": "simulation", "Run": "simulation", "get_policy": "policy", "make_agent": "envs.rule_agent",
           "candidate_table": "envs.features", "list_policies": "policy", "load_policy": "zoo"}
@@ -43,7 +43,7 @@ _MODULES = ("cluster", "envs", "scenario", "workload", "perf", "peak", "report",
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    if name == "evaluate":  # of a layer above this package: in the module of the command of that name
+    if name == "evaluate":  # in a layer above this package, in the module of this command
         (command,) = entry_points(group="ooco_gym.commands", name=name)
         return getattr(import_module(command.module), name)
     if name in _MODULES:

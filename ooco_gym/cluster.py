@@ -1,4 +1,4 @@
-"""A cluster: which instances, on which chips, serve one model."""
+"""A cluster: instances, and their chips, that serve one model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
 
 CLAIRVOYANT = "belady"
-RETENTIONS = ("lru", "ttl", "turns", CLAIRVOYANT)  # which free block of a prefix cache is taken first (`sim.retention`)
+RETENTIONS = ("lru", "ttl", "turns", CLAIRVOYANT)  # eviction orders of a prefix cache (`sim.retention`)
 FIRST_TOKENS = ("prefill", "decode")
 CHOICES = {"retention": RETENTIONS, "pd_first_token": FIRST_TOKENS}
-MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # requests of a batch and tokens of a block, instances of a group
-# Lowest and highest value of each number, and its unit in a message. What moves over a link takes a time that the clock
-# can hold.
+MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # limits: requests of a batch and tokens of a block; instances of a group
+# Lowest and highest value of each number, and its unit in a message. Transfer times must fit the
+# clock.
 BOUNDS = {
     "kv_link_bytes_per_s": (1e6, 1e15, " bytes a second"),
     "host_link_bytes_per_s": (1e6, 1e15, " bytes a second"),
@@ -38,10 +38,11 @@ WHOLE = {"max_batch": (2, MOST), "block_tokens": (1, MOST), "max_num_batched_tok
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal instances of one role; `kv_blocks` where their number is known rather than computed from the memory.
+    """Equal instances of one role; `kv_blocks` if known, else computed from the memory.
 
-    `data_parallel` of a mixed instance: ranks with a queue and KV memory each, `tp * pp` chips every one, which share
-    the model's experts (`Deployment`). Of a model without experts they are as many instances.
+    `data_parallel` is the number of a mixed instance's ranks, which have `tp * pp` chips, a queue
+    and KV memory each and share the model's experts (`Deployment`). Without experts they are
+    separate instances.
     """
 
     chip: Any
@@ -51,20 +52,21 @@ class Pool:
     kv_blocks: int | None = None
     expert_parallel: bool = False
     moe_backend: str = ""
-    link: str = ""  # between its chips, where that is not as the chip's YAML has it (`perf.chip.linked`)
+    link: str = ""  # between its chips, if other than in the chip's YAML (`perf.chip.linked`)
     data_parallel: int = 1
 
     @property
     def ranks(self) -> int:
-        """Engines, each with a queue and KV memory of its own."""
+        """Number of engines, each with its own queue and KV memory."""
         return self.count * self.data_parallel
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and decode in one batch).
+    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and
+    decode in one batch).
 
-    `twin` names the cluster of the other kind on equal hardware: policies of either kind are compared on the pair.
+    `twin` names the cluster of the other kind on equal hardware, to compare policies of both kinds.
     """
 
     name: str
@@ -75,20 +77,20 @@ class Cluster:
     kv_fraction: float = 0.9
     block_tokens: int = 16
     kv_link_bytes_per_s: float = 25e9
-    host_link_bytes_per_s: float = 25e9  # between an instance and its host's memory
-    host_gib: float = 4.0  # memory of the host for swapped requests, an instance
-    kv_offloading_gib: float = 0.0  # memory of the host as second tier of the prefix cache, an instance
-    retention: str = "lru"  # which free block of the prefix cache gives way: one of RETENTIONS
-    retention_ttl_s: float = 0.0  # of `ttl`: how long what a finished request leaves behind is held
-    retention_turn_s: float = 0.0  # of `turns`: how much longer each turn of a conversation stays, up to the fifth
-    retention_token_s: float = 0.0  # and how much shorter, times ln(1 + new tokens of the prompt)
-    pd_first_token: str = "prefill"  # of pools: which instance sends the client its first token
-    pd_handover_s: float = 0.11  # with `decode`: from the end of the KV transfer until the request can decode there
+    host_link_bytes_per_s: float = 25e9  # between an instance and host memory
+    host_gib: float = 4.0  # host memory for swapped requests, per instance
+    kv_offloading_gib: float = 0.0  # host memory as second tier of the prefix cache, per instance
+    retention: str = "lru"  # eviction order of the prefix cache: one of RETENTIONS
+    retention_ttl_s: float = 0.0  # `ttl`: time that a finished request's blocks are held
+    retention_turn_s: float = 0.0  # `turns`: extra time for each turn of a conversation, up to the fifth
+    retention_token_s: float = 0.0  # `turns`: reduction, times ln(1 + new tokens of the prompt)
+    pd_first_token: str = "prefill"  # pools: which instance sends the client its first token
+    pd_handover_s: float = 0.11  # with `decode`: time from the end of the KV transfer until the request can decode
     max_batch: int = 1024
     slo: str = "chat"
     twin: Any = None
     memory: str = "fraction"  # `vllm`: kv_fraction of the real memory, less the engine's own peak (`Deployment`)
-    max_num_batched_tokens: int = 0  # that the engine was started with, as its peak has it; 0: as shipped on the card
+    max_num_batched_tokens: int = 0  # the engine's, for its memory peak; 0: the card's default
     max_num_seqs: int = 0
     engine_clock: Any = None  # host time of iterations (`EngineClock`): a name in conf/engine_clock, or a mapping
 
@@ -97,7 +99,7 @@ class Cluster:
         """Loads a cluster by name, YAML path or mapping.
 
         Raises:
-            UserError: unknown name or key, an empty pool, or a figure out of range.
+            UserError: unknown name or key, an empty pool, or a value out of range.
         """
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
         name = short_name(raw if isinstance(value, Mapping) else value)
@@ -129,26 +131,26 @@ class Cluster:
         return cluster
 
     def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
-        """The model, what memory serves it, and every chip, by name, sorted: what makes clusters equal."""
+        """Model, memory account and sorted names of all chips, by which clusters are compared."""
         chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
                  for _ in range(pool.ranks * pool.tp * pool.pp)]
         memory = (self.memory, self.kv_fraction, self.max_num_batched_tokens, self.max_num_seqs)
         return label("model", self.model), memory, sorted(chips)
 
     def default_timing(self) -> str:
-        """The timing form of a scenario that names none (`ooco_gym.perf.deployment.default_timing`)."""
+        """The default timing form (`ooco_gym.perf.deployment.default_timing`)."""
         return default_timing(load_chip(pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed))
 
     def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
-        """(role, deployment) of each instance or data-parallel rank, relaxed ones before strict ones; `timing` as
-        `Scenario` has it."""
+        """(role, deployment) of each instance or data-parallel rank, relaxed ones first; `timing`
+        as in `Scenario`."""
         model, form = load_model(self.model), timing_values(self.default_timing() if timing is None else timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
                 for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.ranks]
 
 
 def _check_bounds(cluster: Cluster) -> None:
-    """Refuses a number of a cluster that is out of its bounds."""
+    """Raises UserError for a number of a cluster outside its bounds."""
     for key, (low, high, unit) in BOUNDS.items():
         if not low <= getattr(cluster, key) <= high:
             raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from {low:g} to "
@@ -162,7 +164,7 @@ def _check_bounds(cluster: Cluster) -> None:
 
 
 def _number(name: str, key: str, value: Any) -> float:
-    """A figure; YAML 1.1 takes `25e9` for text."""
+    """Converts to a number, as YAML 1.1 reads `25e9` as text."""
     try:
         return float(str(value) if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError):

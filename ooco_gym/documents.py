@@ -1,6 +1,6 @@
-"""Reads YAML and JSON that a person or a command wrote: whatever is wrong with a file is one sentence.
+"""Reads YAML and JSON files; an error in a file is one sentence.
 
-Apart: every package reads such files, and each library raises a dozen kinds of errors for damaged ones.
+Libraries raise a dozen kinds of errors for damaged files.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 
 from ooco_gym.errors import UserError
 
-MOST_BYTES = 32 << 20  # of a file
-MOST_VALUES, MOST_DEEP = 20_000, 100  # of a YAML file; where the stack of the compiled loader ends, the process does
-FRESH_S = 2.0  # seconds since a change
+MOST_BYTES = 32 << 20  # size limit of a file
+MOST_VALUES, MOST_DEEP = 20_000, 100  # of a YAML file; overflowing the compiled loader's stack would end the process
+FRESH_S = 2.0  # age below which a change may be missed, in seconds
 
 
 def read_yaml(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
-    """Returns the content of a YAML file. A sentence about it begins with `where` (its path in quotes by default)
-    and ends with `advice`.
+    """Returns the content of a YAML file. Error messages begin with `where` (default: its quoted
+    path) and end with `advice`.
 
     Raises:
-        UserError: it cannot be read, or is no YAML.
+        UserError: it cannot be read, or is not YAML.
     """
     return _read(path, "YAML", parse_yaml, where, advice)
 
 
 def read_json(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
-    """Returns the content of a JSON file; arguments and errors are as of `read_yaml`."""
+    """Returns the content of a JSON file; arguments and errors as in `read_yaml`."""
     return _read(path, "JSON", json.loads, where, advice)
 
 
 def read_mapping(path: str | os.PathLike[str], where: str = "", advice: str = "") -> dict[str, Any]:
-    """The mapping that a JSON file (`.json`) or a YAML file holds.
+    """Returns the mapping in a JSON file (`.json`) or a YAML file.
 
     Raises:
         UserError: it cannot be read, or holds something else.
@@ -58,10 +58,11 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def version_of(path: str | os.PathLike[str]) -> str | None:
-    """SHA-256 of a regular file as it is now, by which a cache tells its versions apart; None of anything else.
+    """SHA-256 of a regular file's content, by which caches tell versions apart; None for anything
+    else.
 
-    It is computed anew where the inode was changed since (its own time, unlike the content's, no program sets back), or
-    so lately that a clock may not tell.
+    It is recomputed if the inode has changed (its time, unlike the content's, cannot be set back),
+    or so recently that the clock may not tell.
     """
     try:
         stat = os.stat(path)
@@ -70,7 +71,7 @@ def version_of(path: str | os.PathLike[str]) -> str | None:
         if time.time() - stat.st_ctime < FRESH_S:
             return file_digest(path)
         return _digest_at(os.path.abspath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    except (OSError, ValueError):  # also of text that is no path
+    except (OSError, ValueError):  # also for text that is no path
         return None
 
 
@@ -80,10 +81,10 @@ def _digest_at(path: str, *inode: int) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Returns the content of a YAML text: `MOST_VALUES` at most, also where aliases repeat them.
+    """Returns the content of a YAML text of at most `MOST_VALUES` values, aliases expanded.
 
     Raises:
-        Exception: it is none, or holds more; of a dozen kinds beside `yaml.YAMLError`.
+        Exception: invalid YAML, or too many values; a dozen kinds beside `yaml.YAMLError`.
     """
     import yaml
 
@@ -92,15 +93,15 @@ def parse_yaml(text: str) -> Any:
 
 
 def _bound(text: str) -> None:
-    """Counts the values of a text of YAML before any is made, each as often as aliases repeat it.
+    """Checks the number of values in a YAML text, aliases expanded, before any is created.
 
     Raises:
-        ValueError: there are more than `MOST_VALUES`, or values within values beyond `MOST_DEEP`.
+        ValueError: more than `MOST_VALUES` values, or nesting beyond `MOST_DEEP`.
     """
     import yaml
 
-    sizes: dict[str, int] = {}  # of what an anchor stands for
-    open_: list[tuple[str | None, int]] = [(None, 0)]  # values that others are in: their anchor, and how many so far
+    sizes: dict[str, int] = {}  # of each anchor's value
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # open collections: anchor, number of values so far
     for event in yaml.parse(text, Loader=_loader()):
         if isinstance(event, yaml.CollectionStartEvent):
             open_.append((event.anchor, 1))
@@ -108,7 +109,7 @@ def _bound(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_.pop()
         elif isinstance(event, yaml.AliasEvent):
-            endless = any(event.anchor == anchor for anchor, _ in open_)  # within what it stands for
+            endless = any(event.anchor == anchor for anchor, _ in open_)  # within its own anchor
             size, anchor = MOST_VALUES if endless else sizes.get(event.anchor, 1), None
         else:
             size, anchor = int(isinstance(event, yaml.ScalarEvent)), getattr(event, "anchor", None)
@@ -122,7 +123,7 @@ def _bound(text: str) -> None:
 
 @lru_cache(maxsize=1)
 def _loader() -> Any:
-    """PyYAML's safe loader, to which `5e+15` is a number, as it is to YAML 1.2 and to Hydra."""
+    """PyYAML's safe loader, which reads `5e+15` as a number, as YAML 1.2 and Hydra do."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -147,6 +148,6 @@ def _read(path: str | os.PathLike[str], kind: str, parse: Callable[[str], Any], 
         return parse(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not valid JSON: line {error.lineno}, {error.msg}{advice}") from error
-    except Exception as error:  # beside YAMLError, of values and depths that cannot be: a dozen kinds
+    except Exception as error:  # a dozen kinds beside YAMLError, for invalid values and depths
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"{where} is not valid {kind}: {reason}{advice}") from error

@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises, and how to word it."""
+"""The exception for user mistakes, and helpers to word it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
-NEAR = 0.6  # of `difflib`: how alike a name must be to be meant
+NEAR = 0.6  # `difflib` cutoff for a similar name
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
           "tensorboard": "train", "PIL": "render", "cmaes": "tune", "ray": "sweep",
           "onnx": "export", "onnxruntime": "export", "minari": "offline"}
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave us: one sentence that names the place, what was expected and what to do.
+    """A mistake in the user's input: one sentence that names the place, what was expected and what
+    to do.
 
-    The command line prints the message alone and exits with 2; no traceback reaches the user.
+    The command line prints only the message and exits with 2.
     """
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as an exception: what tidies up after Ctrl-C tidies up after it."""
+    """SIGTERM as an exception, so that clean-up after Ctrl-C applies to it."""
 
 
 def ended_itself(error: SystemExit) -> str:
-    """Message where Python of the user's own ends the process."""
+    """Error message for user code that ends the process."""
     return f"Python of your own ended the process (SystemExit: {error.code}); expected that it raises an error, or none"
 
 
@@ -37,20 +38,21 @@ def signal_of(error: KeyboardInterrupt) -> dict[str, str]:
 
 
 def end_if_interrupted(summary: Any) -> None:
-    """Goes on ending where a training or a search was stopped by a signal, and has kept what there is.
+    """Continues ending a training or search that a signal stopped, after results are saved.
 
     Raises:
-        KeyboardInterrupt: the summary says `stopped_by: interrupt`; `Terminated` where its `signal` is SIGTERM.
+        KeyboardInterrupt: the summary has `stopped_by: interrupt`; `Terminated` if its `signal` is
+            SIGTERM.
     """
     if isinstance(summary, Mapping) and summary.get("stopped_by") == "interrupt":
         raise Terminated if summary.get("signal") == "SIGTERM" else KeyboardInterrupt
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raises the Ctrl-C, or `Terminated`, that an error came of; nothing where it did not.
+    """Raises the Ctrl-C or `Terminated` that caused an error, if any.
 
-    Compiled code that a Ctrl-C interrupts may raise an error of its own: NumPy says that it cannot compare arrays. So
-    may what tidies up after it, such as a pool whose workers have ended.
+    Compiled code interrupted by Ctrl-C may raise another error, such as NumPy's that it cannot
+    compare arrays. So may clean-up code, such as a pool whose workers have ended.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -60,8 +62,8 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close; of names with
-    as many dots each part must be."""
+    """Returns ` (did you mean 'x'?)` for the closest known name, or ''. In dotted names each part
+    must be close."""
     near = functools.partial(difflib.get_close_matches, cutoff=NEAR)
     parts = str(name).split(".")
     for close in near(str(name), known, n=8):
@@ -72,7 +74,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None:
-    """Refuses the first of `keys` that is not among `known`; `where` names the mapping, such as `slo`.
+    """Raises for the first of `keys` that is not among `known`; `where` names the mapping, such as
+    `slo`.
 
     Raises:
         UserError: an unknown key, with the nearest known one.
@@ -85,7 +88,7 @@ def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None
             raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), names)}")
 
 
-# Names of earlier versions by kind, and what to use in their place.
+# Names of earlier versions by kind, and their replacements.
 _ENVIRONMENTS = {"control": "onlinetuning", "gating_v0": "prefillgate", "preemption": "interruption",
                  "reclaiming": "preemptionvictim"}
 FORMER = {
@@ -100,8 +103,8 @@ FORMER = {
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """Builds the error for a name that is not among `known`: names the kind, and what a former name is now, or the
-    nearest and all valid names."""
+    """Builds the error for a name that is not among `known`, with the replacement of a former name,
+    or the nearest and all valid names."""
     names = sorted(known)
     if now := FORMER.get(kind, {}).get(str(name)):
         return UserError(f"{kind} '{name}' is no longer there; take {now}")
@@ -109,21 +112,21 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number, Python's or NumPy's, and no flag."""
+    """Whether a value is an integer, Python's or NumPy's, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, Python's or NumPy's, and no flag."""
+    """Whether a value is a finite number, Python's or NumPy's, and not a bool."""
     size: Any = abs(value) if isinstance(value, Real) and not isinstance(value, bool) else float("inf")
     return bool(size <= sys.float_info.max)
 
 
 def finite(what: str, value: Any) -> float:
-    """A finite number, where Python of the user's own says it.
+    """Reads a finite number from user code.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a finite number.
     """
     value = value.item() if getattr(value, "size", 0) == 1 else value
     if not is_number(value):
@@ -132,10 +135,10 @@ def finite(what: str, value: Any) -> float:
 
 
 def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -> int:
-    """Reads a whole number of at least `low`, up to `high` where that is given.
+    """Reads an integer of at least `low`, and at most `high` if given.
 
     Raises:
-        UserError: it is none, or out of range; `name` says which argument that is.
+        UserError: not an integer, or out of range; `name` names the argument.
     """
     if not is_whole(value) or value < low or (high is not None and value > high):
         extent = f"of at least {low}" if high is None else f"from {low} to {high}"
@@ -144,5 +147,5 @@ def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -
 
 
 def extras_of(packages: Iterable[str]) -> str:
-    """The extras that bring packages of `EXTRAS` between them, as pip takes them: `train,export`."""
+    """The extras that install packages of `EXTRAS`, for pip: `train,export`."""
     return ",".join(dict.fromkeys(EXTRAS[package] for package in packages))

@@ -1,4 +1,4 @@
-"""Writing files so that nothing half-written is ever seen under the final name. Apart: every package writes files."""
+"""Writes files atomically, and reads packed files within size limits."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-MOST_UNZIPPED = 1 << 26  # bytes of an archive of arrays
+MOST_UNZIPPED = 1 << 26  # size limit of an unpacked archive of arrays
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""What a disk answers that takes no more: full, or over a quota, a limit on files, or read-only."""
-_TOLD: set[Path] = set()  # folders of which a warning has said that they are not used
+"""Errors of a disk that takes no more: full, over a quota or file limit, or read-only."""
+_TOLD: set[Path] = set()  # unused folders already warned about
 
 
 class DiskFullError(UserError):
-    """The disk takes no more: no mistake in what was asked, so that what there is so far stays."""
+    """The disk takes no more. This is no user mistake, so results so far stay."""
 
 
 def full_disk(error: OSError) -> str:
-    """Message where a disk takes no more."""
+    """Error message for a full disk."""
     what = f" '{error.filename}'" if error.filename else ""
     return f"cannot write{what}: {os.strerror(error.errno or 0)}; make room, or choose another out"
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be computed again: `$OOCO_GYM_CACHE`, or `ooco-gym` in the usual cache folder."""
+    """The user's cache folder: `$OOCO_GYM_CACHE`, or `ooco-gym` in the usual cache folder."""
     own, usual = os.environ.get("OOCO_GYM_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
@@ -47,10 +47,10 @@ def cache_folder() -> Path:
 
 
 def cache_path(name: str) -> Path | None:
-    """A file or a folder in the cache folder, which is made where there is none, for this user alone.
+    """Returns a path in the cache folder, which is created for only this user if missing.
 
     Returns:
-        None where others could have written what is in it; the first time a warning says so.
+        None if others could have written its content, with a warning the first time.
     """
     folder = cache_folder()
     if why := made_private(folder):
@@ -63,14 +63,14 @@ def cache_path(name: str) -> Path | None:
 
 
 def made_private(folder: Path) -> str:
-    """Makes a folder for this user alone where there is none; returns what `not_private` says of it."""
-    with suppress(OSError):  # whoever writes into it says what is wrong
+    """Creates a folder for only this user if missing; returns the result of `not_private`."""
+    with suppress(OSError):  # a later write reports the error
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return not_private(folder)
 
 
 def user_folder() -> Path:
-    """`~/.cache/ooco-gym`; a user without a home, as in some containers, has a folder among the temporary files."""
+    """`~/.cache/ooco-gym`; for a user without a home, as in some containers, a temporary folder."""
     try:
         return Path.home() / ".cache" / "ooco-gym"
     except RuntimeError:
@@ -79,11 +79,11 @@ def user_folder() -> Path:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]:
-    """Yields a new file beside `path`, of a name that none foresees; on success it is renamed to `path`, on failure
-    removed. `kind` stands before its name in a sentence about it, such as `trace `.
+    """Yields a new file beside `path` with a random name; on success it is renamed to `path`, on
+    failure removed. `kind` precedes its name in error messages, such as `trace `.
 
     Raises:
-        UserError: the folder of `path` cannot be created, or a folder is in the file's place.
+        UserError: the folder of `path` cannot be created, or `path` is a folder.
         DiskFullError: the disk takes no more.
     """
     final = Path(path)
@@ -93,7 +93,7 @@ def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]
     except OSError as error:
         raise UserError(f"cannot create folder '{final.parent}': {error.strerror}") from error
     try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # it follows no link
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # follows no link
         yield temporary
         os.replace(temporary, final)
     except OSError as error:
@@ -107,13 +107,13 @@ def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]
 
 
 def as_json(value: Any, digits: int | None = None) -> Any:
-    """A value as JSON gives it back: lists for arrays and tuples, text for keys and paths, null for NaN; numbers to so
-    many significant `digits`, where more would only make differences of nothing in a file that is kept."""
+    """Returns a value as JSON reads it back: lists for arrays and tuples, text for keys and paths,
+    null for NaN, and floats rounded to `digits` significant digits, if given."""
     if isinstance(value, Mapping):
         return {str(key): as_json(one, digits) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(one, digits) for one in value]
-    if hasattr(value, "tolist"):  # arrays and numbers of NumPy
+    if hasattr(value, "tolist"):  # NumPy arrays and numbers
         return as_json(value.tolist(), digits)
     if isinstance(value, Path):
         return str(value)
@@ -129,14 +129,15 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-# --- What is packed: its size is read before it is unpacked ----------------------------------------------------------
+# --- Packed files: the size is checked before unpacking ----------------------------------------------------------
 def most_unpacked(size: int, times: int = 100) -> int:
-    """Bytes that a packed file of `size` bytes may unpack to: `times` as many, a quarter of a GiB in any case."""
+    """Bytes that a packed file of `size` bytes may unpack to: `times` as many, at least a quarter
+    GiB."""
     return max(1 << 28, times * size)
 
 
 def read_parquet(path: str | os.PathLike[str], **some: Any) -> pa.Table:
-    """The table of a Parquet file, its checksums verified, or `some` of it, by arguments of pyarrow's `read_table`.
+    """Reads a Parquet file, verifying checksums; `some` are arguments of pyarrow's `read_table`.
 
     Raises:
         OSError, ValueError, pyarrow.ArrowException: it cannot be read.
@@ -151,10 +152,10 @@ def read_parquet(path: str | os.PathLike[str], **some: Any) -> pa.Table:
 
 
 def bounded_zip(file: Any) -> zipfile.ZipFile:
-    """An archive (its path, or as a stream), which unpacks to a size that may be read.
+    """Opens a zip archive (a path or a stream), if it unpacks to an allowed size.
 
     Raises:
-        ValueError, zipfile.BadZipFile: it does not, or it is none.
+        ValueError, zipfile.BadZipFile: it is too large, or no archive.
     """
     archive = zipfile.ZipFile(file)
     unpacked = sum(one.file_size for one in archive.infolist())
@@ -164,10 +165,11 @@ def bounded_zip(file: Any) -> zipfile.ZipFile:
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of an archive by name, numbers or texts; none is longer than the bytes that it has there.
+    """Reads the arrays of an archive by name, numbers or texts; none may exceed its bytes in the
+    file.
 
     Raises:
-        Exception: it is no such archive, or damaged; of a dozen kinds.
+        Exception: no such archive, or damaged; a dozen kinds.
     """
     import numpy as np
 

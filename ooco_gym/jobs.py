@@ -1,7 +1,7 @@
-"""Work in processes of their own: every pool of worker processes begins and ends here.
+"""Worker processes: every pool of them starts and ends here.
 
-Workers begin afresh: a fork would copy the locks of other threads in whatever state they are. Their warnings look as
-those of the command line, and they end with the process that asked, however that went.
+Workers are spawned, as a fork would copy other threads' locks in any state. They format warnings as
+the command line does, and end with their parent process, however that ends.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ Result = TypeVar("Result")
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Keeps Ctrl-C from processes that begin in this block until `_begin` ignores it there: among their imports it
-    would be a traceback each. This process hears one that comes meanwhile, or SIGTERM, at the block's end, to whichever
-    of its threads it came: a process that it does not know yet, it could not end."""
-    if not hasattr(signal, "pthread_sigmask"):  # no POSIX
+    """Keeps Ctrl-C from processes started in this block until `_begin` ignores it there, as it
+    would print a traceback during their imports. If Ctrl-C or SIGTERM comes meanwhile, this process
+    handles it at the block's end, in any thread: it could not end a process that it does not know
+    yet."""
+    if not hasattr(signal, "pthread_sigmask"):  # not POSIX
         yield
         return
-    resource_tracker.ensure_running()  # it sets the mask by itself where it has to begin
+    resource_tracker.ensure_running()  # it sets the mask itself when it starts
     heard: list[int] = []
     handlers = {number: signal.signal(number, lambda number, frame: heard.append(number))
                 for number in (signal.SIGINT, signal.SIGTERM)
@@ -50,7 +51,7 @@ def _unheard() -> Iterator[None]:
 
 
 class _Unheard:
-    """A process that begins so."""
+    """A process that starts under `_unheard`."""
 
     def start(self) -> None:
         with _unheard():
@@ -71,7 +72,7 @@ SPAWN = _Spawn()
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -81,8 +82,9 @@ def is_worker() -> bool:
 
 
 def threads() -> int:
-    """Threads that this process may have at work: one for each of its cores; fewer where OMP_NUM_THREADS says so, as
-    joblib and Ray set it for their workers. A worker for which it is not set shares the cores with the others: one."""
+    """Number of threads that this process may use: its cores, or fewer if OMP_NUM_THREADS is set,
+    as joblib and Ray do for their workers. A worker without it shares the cores with others and
+    uses one."""
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if said.isdecimal() and int(said) > 0:
         return min(int(said), cores())
@@ -91,9 +93,9 @@ def threads() -> int:
 
 def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] | None = None,
          arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
-    """A pool of at most so many worker processes, to be shut down by the caller (`processes` does it by itself). They
-    begin with the first work; all import `preload`, where the system can once for all of them, and call `begin` with
-    `arguments`."""
+    """Returns a pool of at most `workers` processes, which the caller shuts down (`processes` does
+    so itself). They start with the first work. All import `preload`, once for all of them if the
+    system can, and call `begin` with `arguments`."""
     kind: Any = SPAWN
     if preload and "forkserver" in multiprocessing.get_all_start_methods():
         kind = _ForkServer()
@@ -103,7 +105,7 @@ def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] |
 
 
 class _Pool(ProcessPoolExecutor):
-    """One in which what ends a worker is an error of its work, and does not end whoever waits for it as well."""
+    """A pool in which code that ends a worker is an error of its work, and does not end the caller."""
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
         return super().submit(_called, fn, *args, **kwargs)
@@ -119,8 +121,8 @@ def _called(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Resul
 @contextmanager
 def processes(workers: int, begin: Callable[..., None] | None = None,
               arguments: tuple[Any, ...] = ()) -> Iterator[ProcessPoolExecutor]:
-    """A pool for the length of a block; where the block fails, what has not begun is dropped, and where it is
-    interrupted, what has begun ends too."""
+    """A pool for the length of a block. If the block fails, pending work is dropped; if it is
+    interrupted, running work ends too."""
     executor = pool(workers, (), begin, arguments)
     try:
         yield executor
@@ -131,22 +133,22 @@ def processes(workers: int, begin: Callable[..., None] | None = None,
 
 
 def drop(executor: ProcessPoolExecutor, ends: bool) -> None:
-    """Drops what has not begun, and where all `ends`, every worker before: one that begins, which the pool does not
-    know yet, would miss what goes with it."""
+    """Drops pending work. With `ends` it first terminates all workers, including starting ones that
+    the pool does not know yet."""
     for worker in multiprocessing.active_children() if ends else ():
         worker.terminate()
     executor.shutdown(wait=False, cancel_futures=True)
 
 
 def in_processes(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Results of a function (of a module's top level, or a `functools.partial` of one) on each item, in order; computed
-    in this process where one worker is enough."""
+    """Yields results of a function (of a module's top level, or a `functools.partial` of one) on
+    each item, in order; computed in this process if one worker suffices."""
     items = list(items)
     if min(workers, len(items)) <= 1:
         yield from map(function, items)
         return
     with processes(min(workers, len(items))) as executor:
-        # Not by `map`: it cancels what is left by itself, which a pool whose workers have ended takes for a mistake.
+        # Not by `map`, which cancels pending work itself; a pool whose workers have ended raises on that.
         for future in [executor.submit(function, item) for item in items]:
             yield future.result()
 
@@ -155,16 +157,16 @@ def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...], named:
     plain_warnings()
     own_code.tell(named)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the process that asked ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
         if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what catches it, such as a training
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for code that catches it, such as a training
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     if begin is not None:
         begin(*arguments)
 
 
 def _end_with_the_parent() -> None:
-    """Ends this worker when the process that asked is gone: an orphan would wait for ever."""
+    """Ends this worker when its parent process is gone, as an orphan would wait forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,7 +1,9 @@
-"""Guards the user's own Python: only what the command line names is run, itself or in a configuration that it names.
+"""Guards user Python: only code that the command line names is run, directly or in a configuration
+that it names.
 
-What a command wrote and what comes from elsewhere is data: a run's folder with the `policy.yaml` in it, a result, a
-figure or a claim. Python that data names is run only where the command line names it, too; `code=mine.py` does that.
+Files written by commands or from elsewhere are data: a run's folder with its `policy.yaml`, a
+result, a figure or a claim. Python that data names is run only if the command line names it too;
+`code=mine.py` does only that.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from typing import Any
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError
 
-WORD = "code"  # `code=mine.py` names Python and does nothing else
-NAMED = "OOCO_GYM_CODE"  # variable of the environment with what is named, for worker processes; unset outside commands
-DATA = "policy.yaml"  # the name under which commands write policies
-_DATA_KEYS = ("name", "target")  # words that name a figure, a claim or a result
+WORD = "code"  # `code=mine.py` only names Python
+NAMED = "OOCO_GYM_CODE"  # environment variable with the named code, for worker processes; unset outside commands
+DATA = "policy.yaml"  # file name of policies written by commands
+_DATA_KEYS = ("name", "target")  # keys that name a figure, a claim or a result
 _OURS = ("agents", "baselines", "experiments", "ooco_gym")
 _BETWEEN = re.compile(r"[,=:\[\]{}'\"]+")
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
@@ -30,7 +32,7 @@ _READING: ContextVar[bool] = ContextVar("reading", default=False)
 
 @contextmanager
 def named_in(words: Iterable[str]) -> Iterator[None]:
-    """Within it no Python of the user's own is run but what the words of a command line name."""
+    """Within it only user Python is run that the words of a command line name."""
     before, found = os.environ.get(NAMED), set[str]()
     for word in words:
         key, _, value = word.partition("=")
@@ -44,7 +46,7 @@ def named_in(words: Iterable[str]) -> Iterator[None]:
 
 
 def tell(named: str | None) -> None:
-    """Sets what is named, for this process and those that it begins."""
+    """Sets the named code for this process and its children."""
     if named is None:
         os.environ.pop(NAMED, None)
     else:
@@ -53,7 +55,7 @@ def tell(named: str | None) -> None:
 
 @contextmanager
 def reading_back() -> Iterator[None]:
-    """Within it, names of Python are data also where there is no command line."""
+    """Within it, names of Python are data even without a command line."""
     before = _READING.set(True)
     try:
         yield
@@ -62,16 +64,16 @@ def reading_back() -> Iterator[None]:
 
 
 def check(code: str, where: str, data: bool = False, called: bool = False) -> None:
-    """Refuses Python that only data names.
+    """Raises for Python that only data names.
 
     Args:
         code: the path of a file, or the name of a module.
-        where: what names it, for the sentence.
-        data: whether that is data, command line or not.
-        called: whether something in it is called, so that it is no matter whether it has been imported already.
+        where: the source of the name, for the message.
+        data: whether that source is data, with or without a command line.
+        called: whether code in it is called, so that an earlier import does not permit it.
 
     Raises:
-        UserError: it is not named.
+        UserError: the code is not named.
     """
     code = os.path.realpath(code) if code.endswith(".py") else code
     named = os.environ.get(NAMED)
@@ -86,25 +88,25 @@ def check(code: str, where: str, data: bool = False, called: bool = False) -> No
 
 
 def _is_loaded(code: str) -> bool:
-    """Whether this process has run a file or a module already."""
+    """Whether this process has already imported a file or a module."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return code in sys.modules or any(file and os.path.realpath(file) == code for file in files)
 
 
 def _collect(text: str, folder: Path, found: set[str]) -> None:
-    """Adds the Python that a text names, and what the YAML files do that it names, to `found`."""
+    """Adds Python that a text names, also through YAML files, to `found`."""
     for part in {text, *_BETWEEN.split(text)} - {""}:
         path = os.path.realpath(folder / part) if os.path.isfile(folder / part) else part
         new = path not in found
         found.add(path)
         if new and path != part and part.endswith((".yaml", ".yml")) and Path(part).name != DATA:
-            with suppress(UserError):  # whoever reads it for what it is says so
+            with suppress(UserError):  # a later reader reports the error
                 for one in _texts(read_yaml(path)):
                     _collect(one, Path(path).parent, found)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in what a YAML file holds; what it extends as the name of a file."""
+    """Yields the texts in a YAML value, `extends` as a file name."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _texts(f"{one}.yaml" if key == "extends" and not str(one).endswith(".yaml") else one)

@@ -1,9 +1,11 @@
-"""Peak factors: how much of a workload a cluster carries by itself (docs/protocol.md, comparing policies; OOCO 5.2).
+"""Peak factors: the online load that a cluster sustains alone (docs/protocol.md, comparing
+policies; OOCO 5.2).
 
-For each (workload, cluster, SLO) the online load is scaled once, by base P/D with no offline work, and every policy is
-then measured at that load. The presets' factors are shipped in `conf/peak_factors.yaml`; `ooco-gym capacity` finds
-others and keeps them in the user's cache folder, with the conditions under which they were found: those found as the
-protocol says (its window, seeds and figures) serve every run, those of a trial only the same trial.
+For each (workload, cluster, SLO) the online load is scaled once, by base P/D without offline work,
+and every policy is measured at that load. `conf/peak_factors.yaml` has the presets' factors;
+`ooco-gym capacity` finds others and keeps them, with the conditions of their search, in the user's
+cache folder. Factors found under the protocol (its window, seeds and limits) serve every run, those
+of a trial only the same trial.
 """
 
 from __future__ import annotations
@@ -25,24 +27,24 @@ from ooco_gym.files import atomic_write, cache_path
 from ooco_gym.resources import conf_root, load_yaml, names
 
 FILE_NAME = "peak_factors.yaml"
-_STORING = threading.Lock()  # a file is read, changed and written
-PROTOCOL = "protocol"  # the conditions of an entry found with the protocol's own window, seeds and figures
+_STORING = threading.Lock()  # guards reading, changing and writing a file
+PROTOCOL = "protocol"  # `conditions` of an entry found with the protocol's window, seeds and limits
 SLO_KEYS = ("ttft_s", "tpot_s", "tpot_min_tokens")
 
 
 class NoPeakFactor(UserError):
-    """No load is known: none was given, and no peak factor is stored."""
+    """No load is given, and no peak factor is stored."""
 
 
 def shipped_file() -> Path:
-    """The file of the presets' factors, part of the package."""
+    """The package's file of the presets' factors."""
     return conf_root() / FILE_NAME
 
 
 def stored_peak_factor(workload: Any, cluster: Any, slo: Mapping[str, Any] | str, tpot_from: str) -> float | None:
-    """The peak factor of a workload on a cluster, by their labels (anything but a string has none), under an SLO (a
-    mapping with `SLO_KEYS`, or the name of a preset) whose TPOT counts from `tpot_from`; None where none has been
-    found under the protocol.
+    """Returns the peak factor of a workload on a cluster, by label (only strings have one), under
+    an SLO (a mapping with `SLO_KEYS`, or a preset's name) whose TPOT counts from `tpot_from`; None
+    if none was found under the protocol.
 
     Raises:
         UserError: a file of factors cannot be read.
@@ -56,15 +58,15 @@ def stored_peak_factor(workload: Any, cluster: Any, slo: Mapping[str, Any] | str
 
 
 def key_of(workload: str, cluster: str, slo: Mapping[str, Any] | str, tpot_from: str) -> dict[str, Any]:
-    """Key of a peak factor: the fields of its entry that tell it from others."""
+    """Key of a peak factor: the identifying fields of its entry."""
     values = load_yaml("slo", slo) if isinstance(slo, str) else slo
     return {"workload": workload, "cluster": cluster, "tpot_from": tpot_from,
             **{field: float(values[field]) for field in SLO_KEYS}}
 
 
 def label(group: str, value: Any) -> str:
-    """A name that tells a workload or a cluster (`group`) from all others: its own where it is as shipped, else with a
-    digest. A path and the mapping that it holds have one label."""
+    """Unique name of a workload or a cluster (`group`): a preset's own name, else with a digest. A
+    path and the mapping in it have one label."""
     if not isinstance(value, Mapping):
         text = os.fspath(value)
         if not text.endswith((".yaml", ".yml")):
@@ -78,21 +80,21 @@ def label(group: str, value: Any) -> str:
 
 
 def short_name(value: Any) -> str:
-    """Name of a workload or a cluster for titles: its name, mix or path; `custom` for a mapping without one."""
+    """Name of a workload or a cluster for titles: name, mix or path, or `custom`."""
     if isinstance(value, Mapping):
         return str(value.get("path") or value.get("name") or value.get("mix") or "custom")
     return os.fspath(value)
 
 
 def digest(value: Any) -> str:
-    """Ten hexadecimal digits that tell JSON-able values apart."""
+    """Digest of a JSON-able value, ten hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def file_stamps(value: Any) -> list[tuple[str, str]]:
-    """Path and digest of every file that a description names: with the file the answer changes.
+    """Path and digest of every file that a description names.
 
-    Files that a YAML file names, such as a cluster's chip and its tables, are among them, and so on.
+    These include files named in YAML files, such as a cluster's chip and its tables, recursively.
     """
     found: dict[Path, str] = {}
     _stamp(value, [Path()], found)
@@ -100,7 +102,7 @@ def file_stamps(value: Any) -> list[tuple[str, str]]:
 
 
 def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
-    """Adds the files that `value` names, relative to one of the folders, and those that they name."""
+    """Adds files that `value` names, relative to one of the folders, recursively."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -114,14 +116,14 @@ def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
 
 
 def _paths_in(text: str) -> list[str]:
-    """Possible paths in a text: all of it, and each part of a mix without its weight and its class."""
+    """Possible paths in a text: the text, and each part of a mix without weight and class."""
     sources = [part.rpartition("*")[2].strip() for part in text.split("+")]
     without_class = [source.rpartition("@")[0] for source in sources if "@" in source]
     return list(dict.fromkeys([text, *sources, *without_class]))
 
 
 def _stamp_file(path: Path, found: dict[Path, str]) -> None:
-    """Adds a file, where it is one, and the files that a YAML file names."""
+    """Adds a file, if it exists, and the files that a YAML file names."""
     version = None if path in found else version_of(path)
     if version is not None:
         found[path] = version
@@ -131,20 +133,20 @@ def _stamp_file(path: Path, found: dict[Path, str]) -> None:
 
 @lru_cache(maxsize=256)
 def _named_in(path: Path, version: str) -> Any:
-    """Content of a YAML file of this version; a parent that it names without a suffix stands there as a file."""
+    """Content of a YAML file of this version; a parent named without a suffix is added as a file."""
     try:
         values = read_yaml(path)
     except UserError:
-        return None  # whatever reads the file for its content says what is wrong with it
+        return None  # a later reader reports the error
     if isinstance(values, dict) and isinstance(values.get("extends"), str):
         values["extends"] = [values["extends"], f"{values['extends']}.yaml"]
     return values
 
 
 def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[str, Any] | None:
-    """The whole entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …) by its `key_of`, the shipped file
-    first. One found under the `conditions` of this digest goes before one found as the protocol says; None: only the
-    latter will do."""
+    """The entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …) by its `key_of`, the
+    package's file first. An entry with the digest `conditions` precedes one found under the
+    protocol; None: only the latter."""
     own = cache_path(FILE_NAME)
     entries = read_entries(shipped_file())
     if own:
@@ -160,7 +162,7 @@ def _differs(entry: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Reads a file of factors, again only when it has changed; a file that is not there holds none."""
+    """Reads a file of factors, cached until it changes; a missing file has none."""
     return [dict(entry) for entry in _entries(path, version_of(path))] if path.is_file() else []
 
 
@@ -174,7 +176,7 @@ def _entries(path: Path, version: str | None) -> list[dict[str, Any]]:
 
 
 def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
-    """Writes an entry to a file of factors, in the place of the one with the same key, sorted."""
+    """Writes an entry to a file of factors, replacing one with the same key; sorted."""
     head = ("# How much of each workload's own rate a cluster carries by itself (its peak factor), as found by\n"
             "# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by hand.\n")
     with _STORING:

@@ -1,9 +1,10 @@
-"""Many policies through the same windows, as fast as they can be played: what a search over whole episodes does.
+"""Simulates many policies on the same windows as fast as possible, for searches over whole
+episodes.
 
-A window's requests, cost tables and first state are built once; each policy gets a copy of that state with its own
-parameters and weights, and a compiled call plays it to the end without Python's lock, so that as many windows are
-under way as there are cores, in threads. All policies meet the same requests (common random numbers): a digest of the
-requests as they were played is held against that of the window.
+A window's requests, cost tables and initial state are built once. Each policy gets a copy of that
+state with its own parameters and weights, and a compiled call simulates it to the end without the
+GIL, so as many windows run in threads as there are cores. All policies get the same requests
+(common random numbers), which is checked by a digest of the requests after each simulation.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ from ooco_gym.simulation import Simulation, prepared, profiled
 # Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
                     ("wasted_tokens", float)])
-TEMPLATES = 4  # first states that are kept of a window: for so many combinations of what changes a state's arrays
-# Settings that are numbers in State.config and nothing else: policies that differ in these share a first state.
+TEMPLATES = 4  # initial states kept per window, for combinations of settings that change a state's arrays
+# Settings that are only numbers in State.config: policies that differ in these share an initial
+# state.
 PLAIN_SETTINGS = ("max_num_batched_tokens", "prefill_tokens", "layer_resume", "kv_priority", "preempt")
 _GIVEN = ("prompt_tokens", "output_tokens", "online", "ttft_slo_ps", "tpot_slo_ps")
 
 
-REFUSED = (0.0, 1, 1, 0.0, 0.0)  # what comes of a policy that cannot play a window
+REFUSED = (0.0, 1, 1, 0.0, 0.0)  # outcome of a policy that cannot run a window
 
 
 class Candidate(NamedTuple):
-    """A policy to be played, and the weights that it computes with in place of its own; None: its own."""
+    """A policy to simulate, and weights that replace its own; None: its own."""
 
     policy: Policy
     weights: np.ndarray | None = None
 
 
 class Stopped(Exception):
-    """Playing was asked to stop before all was played."""
+    """The simulation was stopped early."""
 
 
 @jit(types.int64(types.int64, types.int64, s.RULES_TYPE, types.int64), nogil=True)
@@ -58,11 +60,11 @@ def _to_the_end(run_address, handle, rules, until_ps):
 
 
 class Window:
-    """One window, built when it is first played.
+    """One window, built at its first simulation.
 
     Args:
-        scenario: what is played, resolved.
-        tables: first states by what their cost tables depend on, shared between windows.
+        scenario: the resolved scenario.
+        tables: initial states by deployments, shared between windows for their cost tables.
     """
 
     def __init__(self, scenario: ResolvedScenario, tables: dict[Any, s.State]) -> None:
@@ -76,10 +78,10 @@ class Window:
         return self._digest
 
     def play(self, candidate: Candidate) -> tuple[float, int, int, float, float]:
-        """Plays the window to its end; a row of `OUTCOME`.
+        """Simulates the window to its end; returns a row of `OUTCOME`.
 
         Raises:
-            UserError: the policy cannot play it.
+            UserError: the policy cannot run it.
         """
         with self._lock:
             template = self._template(candidate.policy)
@@ -103,7 +105,7 @@ class Window:
                 totals.offline_output_tokens / window_s, totals.wasted_tokens / window_s)
 
     def _template(self, policy: Policy) -> Simulation:
-        """The first state of a policy that differs from this one in numbers alone; built where there is none yet."""
+        """The initial state for policies that differ only in numbers, built once."""
         settings = {name: value for name, value in policy.settings().items() if name not in PLAIN_SETTINGS}
         key = (policy.name, policy.values.get("weights"), policy.class_blind, tuple(sorted(settings.items())),
                None if policy.order is None else tuple(policy.vector()))
@@ -128,8 +130,8 @@ class Window:
 
 
 def digest_of(state: s.State) -> int:
-    """Digest of what is given of requests: arrivals (but of those that wait for another one), lengths, classes,
-    promises."""
+    """Digest of the requests' inputs: arrivals (except turns that wait for another request),
+    lengths, classes, SLOs."""
     by_clock = state.think_ps < 0 if state.think_ps.size else slice(None)
     digest = zlib.crc32(state.requests["arrival_ps"][by_clock].tobytes())
     for name in _GIVEN:
@@ -138,11 +140,11 @@ def digest_of(state: s.State) -> int:
 
 
 class Population:
-    """Windows that many policies play.
+    """Windows on which many policies are simulated.
 
     Attributes:
-        windows: in the order of the scenarios.
-        simulated_s: seconds of windows played so far.
+        windows: windows in the order of the scenarios.
+        simulated_s: simulated seconds of windows so far.
 
     Examples:
         >>> population = Population([Scenario(duration_s=60.0, rate_scale=0.1, seed=seed).resolve() for seed in (1, 2)])
@@ -151,8 +153,8 @@ class Population:
     """
 
     def __init__(self, scenarios: Iterable[ResolvedScenario], threads: int | None = None) -> None:
-        """Keeps the scenarios, a window each; nothing is built yet. `threads`: windows under way at a time; None: one a
-        core."""
+        """Keeps the scenarios, a window each; nothing is built yet. `threads`: parallel windows;
+        None: one per core."""
         tables: dict[Any, s.State] = {}
         self.windows = [Window(scenario, tables) for scenario in scenarios]
         self.threads, self.simulated_s = threads or cores(), 0.0
@@ -160,24 +162,24 @@ class Population:
     def play(self, candidates: Sequence[Candidate], windows: Sequence[int] | None = None,
              played: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False,
              refuse: bool = False) -> np.ndarray:
-        """Plays windows with each of some candidates: OUTCOME[candidates, windows], the same whatever the number of
-        threads.
+        """Simulates windows with each candidate: OUTCOME[candidates, windows], independent of
+        `threads`.
 
         Args:
             candidates: policies, each with its parameters and weights.
-            windows: places of those to play; None: all.
+            windows: indices of the windows to simulate; None: all.
             played: called after each window.
-            stop: asked before each window; True ends all.
-            refuse: whether a candidate that cannot play, such as one whose settings the cluster has no room for, has
-                no service there and only violations, rather than ending all.
+            stop: called before each window; True ends all.
+            refuse: whether a candidate that cannot run, for example for lack of memory, scores no
+                service and only violations, instead of raising.
 
         Raises:
-            UserError: a policy that cannot play a window.
-            Stopped: `stop` said so.
+            UserError: a policy cannot run a window.
+            Stopped: `stop` returned True.
         """
         places = range(len(self.windows)) if windows is None else windows
         found = np.zeros((len(candidates), len(places)), OUTCOME)
-        # One window after the other by all policies: its requests stay in the processor's memory.
+        # All policies run one window before the next, so that its requests stay in the cache.
         jobs = [(row, column) for column in range(len(places)) for row in range(len(candidates))]
 
         def one(job: tuple[int, int]) -> None:
@@ -205,5 +207,5 @@ class Population:
         try:
             for future in [executor.submit(one, job) for job in jobs]:
                 future.result()
-        finally:  # after an error, or Ctrl-C, what has not begun is dropped; what has ends within a moment
+        finally:  # after an error or Ctrl-C, pending work is dropped; running work ends soon
             executor.shutdown(wait=True, cancel_futures=True)

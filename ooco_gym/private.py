@@ -1,15 +1,17 @@
-"""Whether a folder is this user's alone: results that it keeps are believed, and compiled code from it is run."""
+"""Whether a folder is only this user's, since results in it are trusted and compiled code from it
+is run."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-ROOT = 0  # the user who may write everywhere
+ROOT = 0  # may write everywhere
 
 
 def not_private(folder: Path) -> str:
-    """Why what is in a folder may be another's, in words that follow its name; empty where it is not, or not there."""
+    """Why another user may have written a folder's content, in words that follow its name; '' if
+    private or missing."""
     try:
         found = folder.stat()
     except OSError:

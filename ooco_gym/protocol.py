@@ -1,5 +1,5 @@
-"""The protocol (docs/protocol.md): its figures for comparisons, and of a scenario the SLO, what policies believe of
-latencies, what counts, and how a run begins and ends."""
+"""The protocol (docs/protocol.md): parameters of comparisons, and of a scenario the SLO, latency
+predictor, warm-up, drain and violation budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ooco_gym.errors import UserError, check_keys, is_number
 from ooco_gym.resources import load_yaml
 
-COMMAND_PART = "capacity"  # of a protocol: settings of that command
+COMMAND_PART = "capacity"  # key of a protocol with that command's settings
 _COMPARISONS = load_yaml("", "comparisons")
 
 VIOLATION_BUDGET: float = load_yaml("protocol", "default")["violation_budget"]
@@ -20,24 +20,24 @@ WINDOW_S: float = _COMPARISONS["window_s"]
 SEEDS: int = _COMPARISONS["seeds"]
 """The fewest paired seeds."""
 KEPT_UP: float = _COMPARISONS["kept_up"]
-"""Smallest share of the offline requests arriving in the second half that is completed, where a rate is sustained."""
+"""Smallest completed share of offline requests arriving in the second half, at a sustained rate."""
 KEPT_UP_SERVICE: float = _COMPARISONS["kept_up_service"]
 """Smallest such share by reference GPU time."""
 KEPT_UP_ONE_RUN: float = _COMPARISONS["kept_up_one_run"]
-"""Smallest such share of one run by itself, below which its backlog is said to grow."""
-MOST_TOKENS = 2**31 - 1  # of a request
+"""Smallest such share of a single run, below which its backlog counts as growing."""
+MOST_TOKENS = 2**31 - 1  # limit of a request
 BASELINE = "vllm_priority"
-"""The policy that others are compared with where it plays and none is named."""
+"""The default policy that others are compared with, if it is among them."""
 
 
 def baseline_among(policies: Sequence[str]) -> str:
-    """The policy that the others are compared with where none is named: vLLM's where it plays, else the first."""
+    """The default policy that others are compared with: vLLM's if among them, else the first."""
     return BASELINE if BASELINE in policies else policies[0]
 
 
 @dataclass(frozen=True)
 class Slo:
-    """The promises to online requests (docs/protocol.md, online quality). Times in seconds."""
+    """The SLO of online requests (docs/protocol.md, online quality). Times in seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -60,7 +60,8 @@ class Slo:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Latency predictor of policies: the truth times `factor`, with a relative spread of `noise`."""
+    """Latency predictor of policies: the true latency times `factor`, with a relative spread of
+    `noise`."""
 
     name: str = "exact"
     factor: float = 1.0
@@ -90,12 +91,13 @@ class Protocol:
     """Protocol of a run: warm-up, drain, violation budget (`conf/protocol`, docs/protocol.md). Times in seconds.
 
     Attributes:
-        warmup_s: the same policy and load before the measured window.
-        drain_s: after the window (of a trace file, its last arrival), until what counts has finished, at most.
+        warmup_s: time before the measured window, with the same policy and load.
+        drain_s: most time after the window (for a trace file, its last arrival) until counted
+            requests have finished.
         violation_budget: share of online requests that may violate their SLO.
-        gate_poll_s: after this time an idle gate that held is asked again.
-        prior_output_tokens: what a policy assumes of output lengths before it has seen any.
-        version: of the protocol.
+        gate_poll_s: time after which an idle gate that held is asked again.
+        prior_output_tokens: output length that a policy assumes before any is observed.
+        version: version of the protocol.
     """
 
     warmup_s: float
@@ -123,5 +125,5 @@ class Protocol:
 
 
 def protocol_values(value: Any) -> dict[str, Any]:
-    """Values of a protocol: of runs (`Protocol`), and under `capacity` how that command measures."""
+    """Values of a protocol: fields of `Protocol`, and under `capacity` that command's settings."""
     return dict(value) if isinstance(value, Mapping) else load_yaml("protocol", value)

@@ -14,10 +14,10 @@ from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
 
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
-"""Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
+"""Keys of a group's files with paths relative to the file; an `id` may begin with one: `mine.py:…`."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 _KEPT: dict[tuple[str, Path], tuple[dict[Path, str | None], dict[str, Any]]] = {}
-"""By group and file: (the files that were read with their versions, what they hold)."""
+"""By group and file: (files read with their versions, content)."""
 
 
 @lru_cache(maxsize=1)
@@ -25,7 +25,7 @@ def conf_root() -> Path:
     """Returns the folder of our `conf` package.
 
     Raises:
-        UserError: another project's package named `conf` shadows ours.
+        UserError: another project's package `conf` shadows ours.
     """
     root = Path(str(resources.files("conf")))
     if not (root / "protocol" / "default.yaml").is_file():
@@ -40,11 +40,12 @@ def names(group: str) -> list[str]:
 
 
 def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to; paths in it become absolute.
+    """Loads `conf/<group>/<name>.yaml`, or the YAML file at the path `name`; paths in it become
+    absolute.
 
-    A file may say `extends: NAME` and hold only what differs from another file of its group: NAME is looked up beside
-    it, then in `conf/<group>`; `NAME.yaml` is a path relative to it. Mappings are merged key by key, any other value
-    replaces the parent's.
+    A file with `extends: NAME` has only differences from another file of its group. NAME is looked
+    up beside it, then in `conf/<group>`; `NAME.yaml` is a path relative to it. Mappings are merged
+    key by key; other values replace the parent's.
 
     Raises:
         UserError: no such name or file, the file is not a YAML mapping, or it extends an unknown file or itself.
@@ -60,10 +61,10 @@ def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _path(group: str, name: str | os.PathLike[str]) -> Path:
-    """The file that a name of a group, or a path, stands for."""
+    """The file of a name in a group, or of a path."""
     text = str(name)
     path = Path(text) if text.endswith(_SUFFIXES) else conf_root() / group / f"{text}.yaml"
-    if os.path.isfile(path):  # Path raises where a name is too long for one
+    if os.path.isfile(path):  # Path raises for a name that is too long
         return path
     if text.endswith(_SUFFIXES):
         raise UserError(f"{group} file '{path}' does not exist")
@@ -71,7 +72,7 @@ def _path(group: str, name: str | os.PathLike[str]) -> Path:
 
 
 def _extended(group: str, path: Path, files: dict[Path, str | None]) -> dict[str, Any]:
-    """Content of a file merged over its parents'; adds all of these files to `files`, which led here."""
+    """Content of a file merged over its parents'; adds these files to `files`, the chain so far."""
     if path in files:
         chain = [*files]
         raise UserError(f"{group} files extend each other: "
@@ -89,7 +90,7 @@ def _extended(group: str, path: Path, files: dict[Path, str | None]) -> dict[str
 
 
 def _parent(group: str, path: Path, name: Any) -> Path:
-    """The file that a file extends.
+    """The file that another one extends.
 
     Raises:
         UserError: no such file.
@@ -106,7 +107,7 @@ def _parent(group: str, path: Path, name: Any) -> Path:
 
 
 def merged(parent: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A parent's values with a file's own over them, key by key in mappings."""
+    """Merges a file's own values over its parent's, key by key in mappings."""
     both = {key: merged(parent[key], value) if isinstance(value, Mapping) and isinstance(parent.get(key), Mapping)
             else value for key, value in own.items()}
     return {**parent, **both}

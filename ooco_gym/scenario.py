@@ -1,4 +1,4 @@
-"""A scenario: which cluster serves which load under which promises, for how long and with which random seed."""
+"""A scenario: cluster, load, SLOs, duration and random seed."""
 
 from __future__ import annotations
 
@@ -33,38 +33,40 @@ from ooco_gym.workload.classes import promised, tightest, with_defaults, without
 from ooco_gym.workload.trace import DEFAULT_CLASSES
 
 DAY_S = 86_400.0
-BATCH_S = 21 * DAY_S  # that a batch which is played to its end may take: nearly what the clock reaches
-CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for a trace file chips that were measured
+BATCH_S = 21 * DAY_S  # longest batch simulated to its end, nearly the clock's limit
+CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for trace files, measured chips
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One episode's conditions: names, YAML paths or mappings, which `resolve` loads.
+    """One episode's conditions as names, YAML paths or mappings, which `resolve` loads.
 
     Attributes:
         cluster: `conf/cluster` name, path or mapping; None: `CLUSTER`, or `TRACE_CLUSTER` for a trace file.
-        workload: what online requests arrive: name, mix (`a+b`), trace file, path or mapping (`ooco_gym.workload`).
-            An offline dataset among the parts of a mix (`azure_conv_2023+arxiv_summarization`) becomes `offline`'s.
-        slo: `conf/slo` name, path or mapping; None takes the cluster's own preset.
-        classes: `conf/classes` name, path or mapping of names to promises (`ooco_gym.workload.RequestClass`); None:
-            online requests under `slo` and offline ones without a promise.
-        offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests a second), `jobs`, and which requests:
-            `dataset`, or `lengths` and `sharing` (`ooco_gym.workload.offline_trace`). None: one request a second, or
-            for a trace file nothing beside its own offline requests.
+        workload: online requests: name, mix (`a+b`), trace file, path or mapping
+            (`ooco_gym.workload`). An offline dataset in a mix
+            (`azure_conv_2023+arxiv_summarization`) becomes `offline`'s.
+        slo: `conf/slo` name, path or mapping; None: the cluster's preset.
+        classes: `conf/classes` name, path or mapping of names to SLOs
+            (`ooco_gym.workload.RequestClass`); None: online requests with `slo` and offline ones
+            without an SLO.
+        offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests/s), `jobs`, and the
+            requests: `dataset`, or `lengths` and `sharing` (`ooco_gym.workload.offline_trace`).
+            None: 1 request/s, or for a trace file only its own offline requests.
         seed: keys arrivals, lengths and every random draw.
-        duration_s: the measured window; None: the protocol's, or the whole of a trace file.
-        start_s: time of day, or in a trace file, at which the window starts; None: the start of the workload's own
-            peak, or of a trace file that is played whole.
+        duration_s: length of the measured window; None: the protocol's, or a whole trace file.
+        start_s: start of the window, as time of day or in a trace file; None: start of the
+            workload's peak, or of a whole trace file.
         rate_scale: multiplies the online rate; None: the stored peak factor of (workload, cluster, slo), or 1 for a
             trace file.
-        online_rate: online requests a second in the measured window, in place of `rate_scale`; the workload's own
-            offline requests are scaled with them.
-        predictor: what policies believe of latencies.
-        lengths: what policies and agents believe of output lengths: a predictor's name, or a mapping such as
+        online_rate: online requests/s in the measured window, instead of `rate_scale`; the
+            workload's own offline requests scale with them.
+        predictor: latency predictor of policies.
+        lengths: output-length predictor of policies and agents: a name, or a mapping such as
             `{predictor: lognormal, error: 0.3}` (`ooco_gym.workload.LengthPredictor`).
-        timing: form of the latencies (`ooco_gym.perf.list_timings()`), or a YAML path or mapping with its `name` and,
-            if wanted, `causal_factor` (`ooco_gym.perf.Deployment`); None: `extended` where the kernels of all chips
-            were measured, else `ooco`.
+        timing: timing form (`ooco_gym.perf.list_timings()`), or a YAML path or mapping with its
+            `name` and optionally `causal_factor` (`ooco_gym.perf.Deployment`); None: `extended` if
+            the kernels of all chips were measured, else `ooco`.
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
         protocol: `conf/protocol` name, path or mapping.
     """
@@ -86,7 +88,7 @@ class Scenario:
     timing: Any = None
     jitter: float = 0.0
     protocol: Any = "default"
-    _open: ClassVar[tuple[str, ...]] = ()  # of a scenario: fields that its workload decides
+    _open: ClassVar[tuple[str, ...]] = ()  # fields left open, whose defaults depend on the workload
 
     def __post_init__(self) -> None:
         for name in ("workload", "cluster"):
@@ -124,18 +126,18 @@ class Scenario:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Scenario:
-        """Builds a scenario from a plain mapping of its fields; other keys are left to the caller."""
+        """Builds a scenario from a plain mapping of its fields; other keys are ignored."""
         known = cls.__dataclass_fields__
         return cls(**{key: value for key, value in config.items() if key in known})
 
     def with_(self, **changes: Any) -> Scenario:
-        """A copy with some fields changed; `offline_rate` sets the rate alone, a new online load replaces the old, and
-        what was left open stays so."""
+        """Returns a copy with some fields changed. `offline_rate` sets only the rate, a new online
+        load replaces the old, and open fields stay open."""
         rate = changes.pop("offline_rate", None)
         for key, other in (("rate_scale", "online_rate"), ("online_rate", "rate_scale")):
             if changes.get(key) is not None:
                 changes.setdefault(other, None)
-        changed = replace(self, **{**dict.fromkeys(self._open), **changes})  # another workload has others
+        changed = replace(self, **{**dict.fromkeys(self._open), **changes})  # another workload has other defaults
         if rate is not None:
             changed = replace(changed, offline={**changed.offline, "rate": float(rate)})
         return changed
@@ -145,7 +147,8 @@ class Scenario:
         return Cluster.load(self.cluster)
 
     def on_kind(self, mixed: bool) -> Scenario:
-        """This scenario, SLO and load kept, on the cluster that policies of one kind schedule: its own, or its twin."""
+        """Returns this scenario, with its SLO and load, on the cluster for policies of one kind:
+        its own, or its twin."""
         cluster, kinds = self.load_cluster(), ("relaxed and strict instances", "mixed instances")
         if bool(cluster.mixed) == mixed:
             return self
@@ -159,11 +162,12 @@ class Scenario:
         return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
 
     def load_slo(self) -> Slo:
-        """The SLO, loaded; the cluster's own preset where none is named. One that no instance can meet is refused."""
+        """The SLO, loaded; default: the cluster's preset. Raises UserError if no instance can meet
+        it."""
         return _met_by(self.read_slo(), tuple(self.load_cluster().deployments(self.timing)))
 
     def read_slo(self) -> Slo:
-        """The SLO, not held against the cluster."""
+        """The SLO, without a check that the cluster can meet it."""
         value = self.slo if self.slo is not None else self.load_cluster().slo
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("slo", value)
         check_keys("slo", raw, Slo.__dataclass_fields__)
@@ -173,12 +177,12 @@ class Scenario:
         return Slo(**raw)
 
     def load_classes(self) -> tuple[RequestClass, ...]:
-        """All classes of requests, what each leaves open filled in; none where the scenario names no classes."""
+        """All classes of requests, completed with defaults; empty if the scenario names no classes."""
         return _classes_met(parse_classes(self.classes), self.load_slo(),
                             tuple(self.load_cluster().deployments(self.timing)))
 
     def tightest_tpot_s(self) -> float:
-        """The TPOT SLO that a figure for a whole instance is held against: of several online classes the tightest."""
+        """The TPOT SLO for metrics of a whole instance: the tightest of the online classes."""
         classes = self.load_classes()
         return tightest(classes)[1] if classes else self.load_slo().tpot_s
 
@@ -189,28 +193,29 @@ class Scenario:
 
     @property
     def from_file(self) -> bool:
-        """Whether the online requests come from a trace file, or a mix with one, rather than from a generator."""
+        """Whether online requests come from a trace file, or a mix with one, not from a generator."""
         return from_file(self.workload)
 
     def window(self) -> tuple[float, float]:
-        """Start and length of the measured window, in seconds, what is open filled in."""
+        """Start and length of the measured window, in seconds, with defaults."""
         return resolve_workload(self.workload).window(self.start_s, self.duration_s)
 
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
 
-        Under an SLO for which none is stored, it is that of the cluster's own preset; a preset of which something was
-        changed has the preset's until `ooco-gym capacity` has found its own (`scale_note` says so).
+        If none is stored for this SLO, the factor of the cluster's preset is used; a modified
+        preset uses the original's until `ooco-gym capacity` finds its own (`scale_note` reports
+        it).
         """
         return self._scale()[0]
 
     def scale_note(self) -> str:
-        """A sentence where the load is that of a preset from which workload or cluster differ; else empty."""
+        """A sentence if the load is a preset's from which workload or cluster differ, else ''."""
         return self._scale()[1]
 
     def rates(self) -> tuple[float, float]:
-        """(Online, offline) requests a second of the workload itself at this load, without what `offline` adds: of a
-        trace file in the measured window, of a generator in the day's mean."""
+        """(Online, offline) requests/s of the workload at this load, without `offline`: in the
+        measured window of a trace file, or a generator's daily mean."""
         start_s, duration_s = self.window() if self.from_file else (0.0, DAY_S)
         online, offline = resolve_workload(self.workload).rates(start_s, duration_s, self._offline_classes())
         return self.online_scale() * online, self.online_scale() * offline
@@ -220,11 +225,12 @@ class Scenario:
         return (*DEFAULT_CLASSES[1:], *(one.name for one in named if not one.online))
 
     def online_alone(self) -> Scenario:
-        """The scenario with no offline request at all: none is added, and the workload's own are left out."""
+        """The scenario without offline requests, neither added ones nor the workload's own."""
         return self.with_(offline={**self.offline, "rate": 0.0, **({"own": False} if self.rates()[1] else {})})
 
     def peak_factor_scenario(self) -> Scenario:
-        """The scenario whose peak factor sets the online load: with mixed instances, that of the twin, if any."""
+        """The scenario whose peak factor sets the online load; for mixed instances the twin's, if
+        any."""
         cluster = self.load_cluster()
         return self.on_kind(mixed=False) if cluster.mixed and cluster.twin is not None else self
 
@@ -261,7 +267,7 @@ class Scenario:
                            "online_rate=… (requests a second)")
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
-        """The stored factor under the scenario's SLO, else under the cluster's own preset."""
+        """The stored factor under the scenario's SLO, else under the cluster's preset."""
         for slo in (self.read_slo(), replace(self, slo=None).read_slo()):
             factor = stored_peak_factor(workload, cluster, asdict(slo), slo.tpot_from)
             if factor is not None:
@@ -269,20 +275,20 @@ class Scenario:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """All fields as JSON-able values, with what was left open resolved."""
+        """All fields as JSON-able values, with open ones resolved."""
         return self.resolve().describe()
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
-        """Loads everything that the scenario names, once: what comes after it looks nothing up. What it has in common
-        with one resolved before (`like`) is taken from there.
+        """Loads everything that the scenario names. Parts in common with an earlier resolved
+        scenario (`like`) are taken from there.
 
         Raises:
-            UserError: a name, key or figure that a scenario cannot have, or a load for which no rate is known.
+            UserError: an invalid name, key or value, or a load without a known rate.
         """
         given, earlier = self, like
 
         def kept(part: str, *fields: str) -> Any:
-            """A part of the earlier scenario, where it depends on nothing that differs; else None."""
+            """A part of the earlier scenario if the fields that it depends on are equal, else None."""
             same = earlier is not None and all(getattr(earlier.given, name) == getattr(given, name) for name in fields)
             return getattr(earlier, part) if same else None
 
@@ -304,21 +310,21 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ResolvedScenario:
-    """A scenario with everything loaded that it names; it is complete, valid and never looks anything up."""
+    """A scenario with everything that it names loaded: complete and valid."""
 
-    given: Scenario  # as it was given, by name
+    given: Scenario  # the scenario as given
     cluster: Cluster
     deployments: tuple[tuple[str, Deployment], ...]  # (role, deployment) of each instance, relaxed before strict ones
-    slo: Slo  # which the cluster can meet
-    protocol: Protocol  # with the scenario's own warm-up and drain
+    slo: Slo  # the cluster can meet it
+    protocol: Protocol  # with the scenario's warm-up and drain
     predictor: Predictor  # of latencies
-    workload: Workload  # the online load, specifications read and trace files open
-    scale: tuple[float, str]  # factor on the online rate, and a sentence where it is another preset's load
+    workload: Workload  # the online load, with trace files opened
+    scale: tuple[float, str]  # factor on the online rate, and a sentence if it is another preset's
     offline: OfflineLoad
-    start_s: float  # of the measured window: time of day, or time in a trace file
+    start_s: float  # start of the measured window: time of day, or in a trace file
     duration_s: float  # of the measured window
     lengths: LengthPredictor
-    classes: tuple[RequestClass, ...] = ()  # all, `online` and `offline` first; none where the scenario names none
+    classes: tuple[RequestClass, ...] = ()  # all, `online` and `offline` first; empty if the scenario names none
 
     @property
     def seed(self) -> int:
@@ -327,7 +333,7 @@ class ResolvedScenario:
 
     @property
     def timing(self) -> Any:
-        """The form of the latencies, as given, or the chips' own."""
+        """The timing form, as given, or the chips' default."""
         return self.cluster.default_timing() if self.given.timing is None else self.given.timing
 
     @property
@@ -337,25 +343,27 @@ class ResolvedScenario:
 
     @property
     def file_alone(self) -> bool:
-        """Whether all requests are of a trace file: no other offline work is, which would have no last request."""
+        """Whether all requests come from a trace file, without other offline work, which never
+        ends."""
         return self.from_file and self.offline.mode == "rate" and not self.offline.rate
 
     @property
     def open_end(self) -> bool:
-        """Whether the measured window lasts until the last request is done: a trace file alone of which no length was
-        said."""
+        """Whether the measured window lasts until the last request is done: only a trace file,
+        without a given duration."""
         return self.file_alone and self.given.duration_s is None
 
     @cached_property
     def batch(self) -> bool:
-        """Whether a trace file of offline requests alone is played to their end, which no window is known to hold."""
+        """Whether a trace file of only offline requests is simulated to their end, without a known
+        window."""
         alone = self.workload.rates(self.start_s, self.duration_s, self.given._offline_classes()) if (
             self.open_end and self.given.drain_s is None) else (1.0, 0.0)
         return alone[0] == 0.0 < alone[1]
 
     @property
     def drain_s(self) -> float:
-        """How long after its window a run may last: of closed sessions, too, until all turns have come."""
+        """Most time of a run after its window; with closed sessions, enough for all turns."""
         usual_s = float(self.protocol.drain_s)
         closed = self.open_end and self.given.drain_s is None and self.workload.closed
         return max(usual_s, BATCH_S - self.duration_s) if closed or self.batch else usual_s
@@ -367,44 +375,45 @@ class ResolvedScenario:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences on figures of its chips that were not measured, and what stands in for them."""
+        """Sentences on numbers of its chips that were not measured, and their stand-ins."""
         return tuple(dict.fromkeys(line for _, deployment in self.deployments for line in deployment.remarks))
 
     def with_(self, **changes: Any) -> ResolvedScenario:
-        """A copy with some fields of the scenario changed (`Scenario.with_`); only what these name is loaded."""
+        """Returns a copy with some fields changed (`Scenario.with_`); loads only what these name."""
         return self.given.with_(**changes).resolve(like=self)
 
     def for_policies(self, mixed: bool) -> ResolvedScenario:
-        """Returns self, or on the cluster's twin where the cluster was left open (`Scenario.on_kind`)."""
+        """Returns self, or a copy on the cluster's twin if the cluster was left open
+        (`Scenario.on_kind`)."""
         given = self.given
         return given.on_kind(mixed).resolve(like=self) if "cluster" in given._open else self
 
     def draw(self, start_s: float, duration_s: float) -> Trace:
-        """The workload's own requests in a window, as `Workload.draw` gives them; without the offline ones where
-        `offline.own` leaves these out."""
+        """The workload's own requests in a window (`Workload.draw`), without offline ones if
+        `offline.own` is false."""
         trace = self.workload.draw(start_s=start_s, duration_s=duration_s, seed=self.seed, rate_scale=self.rate_scale)
         return trace if self.offline.own else trace.take(self.promised(trace).online)
 
     def promised(self, trace: Trace) -> Trace:
-        """The trace with each request under the promise of its class, where there are named ones."""
+        """The trace with each request's class SLO, if classes are named."""
         if not self.classes and trace.class_id is None:
             return trace
         classes = self.classes or with_defaults((), self.slo.ttft_s, self.slo.tpot_s)
         return promised(trace, classes, self.workload.name)
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
-        """Returns self: functions take a scenario in either form."""
+        """Returns self, so that functions accept both forms of a scenario."""
         return self
 
     def describe(self) -> dict[str, Any]:
-        """All fields of the scenario as JSON-able values, with what was left open resolved."""
+        """All fields of the scenario as JSON-able values, with open ones resolved."""
         values = {key: value for key, value in asdict(self.given).items() if key not in ("classes", "lengths")}
         if self.classes:
             named = values["classes"] = {}
             for one in self.classes:
                 named[one.name] = asdict(one)
                 del named[one.name]["name"]
-        if self.lengths.predictor != "none":  # a scenario without one reads as it did before
+        if self.lengths.predictor != "none":  # left out if there is no predictor
             values["lengths"] = asdict(self.lengths)
         return {**values, "timing": self.timing, "duration_s": self.duration_s, "rate_scale": self.rate_scale,
                 "online_rate": None,
@@ -412,14 +421,15 @@ class ResolvedScenario:
 
 
 def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
-    """The SLO, refused where no instance that prefills gives a first token in time."""
+    """Returns the SLO; raises UserError if no prefilling instance can meet its TTFT."""
     _check_ttft("slo", slo.ttft_s, deployments)
     return slo
 
 
 def _classes_met(classes: tuple[RequestClass, ...], slo: Slo,
                  deployments: tuple[tuple[str, Deployment], ...]) -> tuple[RequestClass, ...]:
-    """Validates the classes' TTFT SLOs, and fills in the scenario's SLO where a class leaves its own open."""
+    """Validates the classes' TTFT SLOs, and fills in the scenario's SLO for classes without their
+    own."""
     for one in classes:
         _check_ttft(f"classes.{one.name}", one.ttft_s, deployments)
     return with_defaults(classes, slo.ttft_s, slo.tpot_s) if classes else ()
@@ -433,6 +443,6 @@ def _check_ttft(where: str, ttft_s: float | None, deployments: tuple[tuple[str, 
 
 @lru_cache(maxsize=64)
 def _first_token_s(deployments: tuple[tuple[str, Deployment], ...]) -> float:
-    """Prefill of one prompt token on the fastest instance that prefills."""
+    """Prefill latency of one prompt token on the fastest prefilling instance."""
     return min(prefill_latency_ps(cost_table(deployment, 1, 1), [(1, 1)])
                for role, deployment in deployments if role != "strict") / PS_PER_S

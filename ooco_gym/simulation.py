@@ -1,4 +1,4 @@
-"""Running a scenario from Python: all at once, or decision by decision."""
+"""Simulates a scenario from Python: as a whole, or decision by decision."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import open_note
 
-NOTED_SHARE = 0.01  # of prompt tokens
-LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
+NOTED_SHARE = 0.01  # share of prompt tokens
+LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # limit of an episode: later times plus SLOs would not fit the clock
 
 
 @dataclass(frozen=True)
@@ -46,33 +46,33 @@ class Run:
     requests: np.ndarray  # REQUEST[n]
     instances: np.ndarray  # INSTANCE[m]
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (bins of 2 %)
-    window_s: tuple[float, float]  # that service is measured in
+    window_s: tuple[float, float]  # in which service is measured
     counters: dict[str, int]  # `sim.state.Totals`
-    samples: dict[str, np.ndarray]  # of `_sample`, time first: (T,) or (T, instances)
+    samples: dict[str, np.ndarray]  # from `_sample`, time first: (T,) or (T, instances)
     simulated_s: float
     wall_s: float
-    notes: tuple[str, ...] = ()  # what the trace's reader repaired, dropped or doubts, a sentence each
-    class_id: np.ndarray | None = None  # int8[n], places in `scenario.classes`; None where it names no classes
-    due_ps: np.ndarray | None = None  # int64[n], when a request must have finished; None where none has a deadline
-    turns: Turns | None = None  # what requests waited for in closed sessions; None where sessions are open
-    tier: np.ndarray | None = None  # TIER[m], host memory as second tier of the prefix cache; None where there is none
-    arrivals_s: tuple[float, float] | None = None  # that requests count which arrive in it; None: `window_s`
-    computed: tuple[np.ndarray, np.ndarray] | None = None  # int32[n], `computed_tokens` as the window began and ended
+    notes: tuple[str, ...] = ()  # sentences on what the trace's reader repaired, dropped or doubts
+    class_id: np.ndarray | None = None  # int8[n], indices in `scenario.classes`; None without classes
+    due_ps: np.ndarray | None = None  # int64[n], deadlines of requests; None if none has one
+    turns: Turns | None = None  # dependencies of closed sessions; None if sessions are open
+    tier: np.ndarray | None = None  # TIER[m], host memory as second tier of the prefix cache, or None
+    arrivals_s: tuple[float, float] | None = None  # in which arriving requests count; None: `window_s`
+    computed: tuple[np.ndarray, np.ndarray] | None = None  # int32[n], `computed_tokens` at the window's start and end
 
     @property
     def arrival_window_s(self) -> tuple[float, float]:
-        """Start and end of the time in which requests arrive that count; of a trace played to its last request's end
-        the window goes on after it."""
+        """Start and end of the time in which arriving requests count; for a trace simulated to its
+        last request's end, the window is longer."""
         return self.arrivals_s or self.window_s
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The protocol's figures (`ooco_gym.metrics.summarise`)."""
+        """The protocol's metrics (`ooco_gym.metrics.summarise`)."""
         return summarise(self)
 
     @property
     def range_warnings(self) -> list[str]:
-        """Sentences on sizes of this run beyond those that its chips' figures were fitted on."""
+        """Sentences on sizes of this run beyond the ranges that its chips' numbers were fitted on."""
         served = self.requests["generated_tokens"] > 0
         if not served.any():
             return []
@@ -90,15 +90,16 @@ class Run:
 
 
 def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[float, float]]:
-    """All requests of a scenario, in seconds from the start of the warm-up, and the measured window."""
+    """Returns all requests of a scenario, in seconds from the start of the warm-up, and the
+    measured window."""
     known = scenario.resolve()
     start_s, duration_s, seed = known.start_s, known.duration_s, known.seed
     warmup_s, drain_s = float(known.protocol.warmup_s), known.drain_s
-    if known.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
+    if known.from_file:  # a window near a trace's first request has a shorter warm-up
         first_s = min(file.first_s for file in known.workload.files)
         warmup_s = min(warmup_s, max(0.0, start_s - math.floor(first_s)))
     begin_s = start_s - warmup_s
-    if begin_s < 0:  # a generated day comes round again
+    if begin_s < 0:  # a generated day repeats
         begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
     total_s = warmup_s + duration_s + drain_s
     if total_s > LONGEST_S:
@@ -117,10 +118,10 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
 
 
 def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> SimConfig:
-    """Returns SLOs, protocol and cluster of a scenario as the simulator takes them.
+    """Returns SLOs, protocol and cluster of a scenario for the simulator.
 
-    Of several online classes the tightest TTFT and the tightest TPOT count; without a trace, or where none of its
-    requests is of the class `online`, that one does not.
+    With several online classes the tightest TTFT and TPOT apply. The class `online` is left out
+    without a trace, or if none of its requests has that class.
     """
     slo, protocol, cluster = scenario.slo, scenario.protocol, scenario.cluster
     ttft_s, tpot_s = tightest(scenario.classes, trace) if scenario.classes else (slo.ttft_s, slo.tpot_s)
@@ -148,17 +149,17 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
 
 
 class Simulation:
-    """One episode that can be driven from Python.
+    """One episode, driven from Python.
 
     Attributes:
-        scenario: what is played, resolved.
-        policy: the policy that decides, as the scenario has prepared it.
+        scenario: the resolved scenario.
+        policy: the policy, as prepared for the scenario.
         state: the simulator's state.
-        sim_config: SLOs, protocol and cluster as the simulator takes them.
-        class_id: int8[requests], places in `scenario.classes`; None where the scenario names no classes.
-        window_s: start and end of the measured window, in seconds since the start of the warm-up; of a trace that is
-            played to its last request's end, of the time in which its requests arrive.
-        turns: what requests wait for in closed sessions; None where sessions are open.
+        sim_config: SLOs, protocol and cluster for the simulator.
+        class_id: int8[requests], indices in `scenario.classes`; None without classes.
+        window_s: start and end of the measured window, in seconds since the start of the warm-up;
+            for a trace simulated to its last request's end, of the time of arrivals.
+        turns: dependencies of closed sessions; None if sessions are open.
 
     Examples:
         >>> simulation = Simulation(Scenario(duration_s=60.0, rate_scale=0.1), "ooco", outside=("gate",))
@@ -168,8 +169,8 @@ class Simulation:
 
     def __init__(self, scenario: Scenario | ResolvedScenario, policy: Any = "ooco", outside: tuple[str, ...] = (),
                  bulk: bool = True, whole: bool = False) -> None:
-        """As `simulate`; `outside` names the decision points that the caller answers. Unless it is to be played
-        `whole`, as `simulate` does, an episode ends once it is certain which promises were kept."""
+        """As `simulate`; `outside` names the decision points that the caller answers. Unless
+        `whole` (as in `simulate`), an episode ends once all SLO violations are certain."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
         self._handle: Handle | None = None
@@ -183,7 +184,7 @@ class Simulation:
             self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
         self.sim_config = sim_config = sim_config_of(self.scenario, trace)
-        self.ttft_slo_ps = None  # as clients are promised it, where that is not the engine's
+        self.ttft_slo_ps = None  # the clients' SLO, if it differs from the engine's
         if sim_config.engine_clock.has_frontend:
             self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.ttft_s, len(trace))
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
@@ -200,7 +201,7 @@ class Simulation:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         self.compiled_rules = self.policy.hooks()
         if outside:
-            self.state.config.rules_flush = 0  # the caller that answers need not flush anything
+            self.state.config.rules_flush = 0  # an outside caller need not flush
         check_keys("outside", outside, [point.name for point in POINTS])
         self._hooks = addresses([ask_outside if point.name in outside else rule
                                  for point, rule in zip(POINTS, self.compiled_rules, strict=True)])
@@ -208,18 +209,18 @@ class Simulation:
         self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
         if whole:
             self.state.config.ends = s.ALL_TOKENS if self.scenario.open_end else s.LAST_TOKENS
-        if whole and self.scenario.open_end:  # what is measured within the window is, to the very end
+        if whole and self.scenario.open_end:  # sums over the window run to the end
             self.state.clock.window_end_ps = self.end_ps
 
     @property
     def handle(self) -> Handle:
-        """The state laid down for compiled code."""
+        """The state laid out for compiled code."""
         if self._handle is None or self._handle.value is not self.state:
             self._handle = s.handle_of(self.state)
         return self._handle
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the handle: a copy lays its own state down."""
+        """Everything except the handle, as a copy lays out its own state."""
         return {**self.__dict__, "_handle": None}
 
     @property
@@ -229,7 +230,7 @@ class Simulation:
 
     @property
     def finished(self) -> bool:
-        """Whether the window is over and all that is waited for has happened, or the drain has run out."""
+        """Whether the window is over and everything waited for has happened, or the drain is over."""
         now_ps, ends, gauges = self.state.clock.now_ps, self.state.config.ends, self.state.gauges
         still = gauges.open_online + (ends >= s.LAST_TOKENS) * gauges.late_online
         still += (ends == s.ALL_TOKENS) * gauges.open_offline
@@ -237,31 +238,31 @@ class Simulation:
         return bool((over and still <= 0) or now_ps >= self.end_ps)
 
     def advance(self, until_s: float | None = None) -> bool:
-        """Runs until a decision is open (True), or until `until_s` or the end (False)."""
+        """Runs until a decision is pending (True), or until `until_s` or the end (False)."""
         until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
         why = run_loop(self.handle.address, self._hooks, until_ps, self._answer)
         self._answer = s.ASK
         return why == s.ASKED
 
     def answer(self, value: int) -> None:
-        """Answers the open decision; wide answers are written to `state.picks` first."""
+        """Answers the pending decision; wide answers must be in `state.picks` before."""
         self._answer = int(value)
 
     @property
     def pending(self) -> str | None:
-        """Name of the decision point that is open."""
+        """Name of the pending decision point, or None."""
         index = int(self.state.pending.point)
         return POINTS[index - 1].name if index != s.NO_POINT else None
 
     def rule_answer(self) -> int:
-        """Answer of the policy's own rule to the open decision."""
+        """Returns the policy's own answer to the pending decision."""
         pending = self.state.pending
         return int(call_rule(self.state, self.compiled_rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
 
 
 def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, policy: Policy) -> tuple[str, ...]:
-    """Says which settings of the cluster a policy makes no use of."""
+    """Sentences on settings of the cluster that the policy does not use."""
     notes = []
     if sim_config.offloading_bytes and not state.blocks.size:
         notes.append(f"kv_offloading_gib={cluster.kv_offloading_gib:g} is not used: it is memory for a prefix cache, "
@@ -277,7 +278,7 @@ def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, polic
 
 
 def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
-    """A sentence where prompts begin alike and nothing keeps what they have in common."""
+    """A sentence if prompts share prefixes and no prefix cache keeps them."""
     share = sharing_ratio(trace) or 0.0
     if share < NOTED_SHARE:
         return ()
@@ -288,7 +289,7 @@ def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
 
 
 def _check_architecture(policy: Policy, cluster: Cluster) -> None:
-    """Refuses a policy on instances of the other kind; says which cluster of its kind there is."""
+    """Raises UserError for a policy on instances of the other kind, with a cluster of its kind."""
     mixed, kinds = bool(cluster.mixed), ("relaxed and strict instances", "mixed instances")
     if policy.mixed == mixed:
         return
@@ -311,15 +312,14 @@ def prepared(policy: Policy, context: PolicyContext) -> Policy:
 
 def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, Any] | Policy = "ooco", *,
              params: Mapping[str, Any] | None = None, sample_s: float = 60.0, bulk: bool = True) -> Run:
-    """Plays a scenario under a policy: a name (`ooco`, `ooco:slo_margin=0.85`), a mapping with parameters, or a
-    `Policy`.
+    """Simulates a scenario under a policy.
 
     Args:
-        scenario: what is played.
-        policy: a name, a mapping with parameters, or a `Policy`.
-        params: parameters to set besides.
+        scenario: the scenario.
+        policy: a name (`ooco`, `ooco:slo_margin=0.85`), a mapping with parameters, or a `Policy`.
+        params: more parameters to set.
         sample_s: interval of the samples over time, in seconds.
-        bulk: many decode steps at once; off, one at a time, with the same result.
+        bulk: simulate many decode steps at once; False gives the same result.
 
     Raises:
         UserError: unknown names, a model that does not fit, or an SLO that cannot be met.
@@ -341,10 +341,10 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
             if until_s <= edges_s[1]:
                 rows.append(_sample(state, until_s))
             until_s += sample_s
-    if len(computed) < 2:  # the window had no end of its own
+    if len(computed) < 2:  # the window has no fixed end
         computed.append(computed_tokens(state.requests))
     requests = seen_by_clients(state.requests, simulation.sim_config.engine_clock, simulation.ttft_slo_ps)
-    if simulation.scenario.open_end:  # just after the last request's end, as its client sees it, so that it lies within
+    if simulation.scenario.open_end:  # just after the last request's end as its client sees it
         last_s = max(simulation.now_s, int(requests["finish_ps"].max(initial=0)) / s.PS_PER_S)
         end_s = last_s + max(1 / s.PS_PER_S, math.ulp(last_s))
     samples = _columns(rows)
@@ -359,7 +359,7 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The samples of a run as arrays by key."""
+    """Samples of a run as arrays by key."""
     found = {}
     for key in rows[0] if rows else ():
         found[key] = np.array([row[key] for row in rows])
@@ -367,8 +367,9 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.ndarray | None) -> np.ndarray:
-    """Requests (`REQUEST`), changed to what their clients see of them: all tokens come later by the front end's time,
-    and the whole of their TTFT SLO counts, int64[n]; None where the front end takes no time."""
+    """Changes requests (`REQUEST`) in place to their clients' view and returns them: tokens are
+    later by the front end's time, with the clients' TTFT SLO, int64[n]; None: the front end takes
+    no time."""
     if ttft_slo_ps is None:
         return requests
     frontend_ps = clock.frontend_ps(requests["prompt_tokens"])
@@ -379,9 +380,9 @@ def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.nd
 
 
 def computed_tokens(requests: np.ndarray) -> np.ndarray:
-    """Tokens of each of n requests (`REQUEST`) that have been computed and are not lost, int32[n]: of its prompt, what
-    the prefix cache held aside, and generated ones. A prompt counts as far as it is computed; on pools, and once the
-    first token is there, as a whole."""
+    """Computed and not lost tokens of each of n requests (`REQUEST`), int32[n]: prompt tokens,
+    except those from the prefix cache, and generated ones. A prompt counts as far as it is
+    computed; on pools, and once the first token exists, as a whole."""
     generated = requests["generated_tokens"]
     tokens = np.where(generated > 0, requests["prompt_tokens"], requests["num_computed_tokens"])
     tokens -= np.maximum(requests["cached_tokens"], 0)
@@ -389,7 +390,8 @@ def computed_tokens(requests: np.ndarray) -> np.ndarray:
 
 
 def _sample(state: s.State, time_s: float) -> dict[str, Any]:
-    """Sample of each instance at a time: members by class, requests that wait, share of the memory."""
+    """Sample of each instance at a time: members by class, waiting requests, share of KV memory in
+    use."""
     instances = state.instances
     return {"t_s": time_s, "urgent": instances["urgent_members"].copy(), "offline": instances["offline_members"].copy(),
             "online_waiting": instances["online_waiting"].copy(),

@@ -1,4 +1,4 @@
-"""The package's version, by itself so that the package's own modules can name it without importing the root."""
+"""The package's version, in its own module so that the package's modules need not import the root."""
 
 from __future__ import annotations
 

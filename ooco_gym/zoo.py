@@ -1,8 +1,8 @@
-"""The learned policies that come with the package: rules with weights in `conf/policy`, and what is known of each.
+"""The package's learned policies: rules with weights in `conf/policy`, and their cards.
 
-A learned policy is a YAML file that names its weights and has a card: what it decides, how and on what it was trained,
-its held-out scores with intervals, and where it fails. It simulates, compares and exports as any other policy does.
-`ooco-gym zoo` makes them anew (docs/learned.md).
+A learned policy is a YAML file that names its weights and has a card: its decisions, its training,
+held-out scores with intervals, and failures. It simulates, compares and exports as any other
+policy. `ooco-gym zoo` retrains them (docs/learned.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ooco_gym.resources import load_yaml
 from ooco_gym.resources import names as known
 from ooco_gym.runtime import Policy as Bundle
 
-_PREFIX = "learned_"  # of the files in conf/policy
+_PREFIX = "learned_"  # of file names in conf/policy
 
 
 def names() -> list[str]:
@@ -28,7 +28,7 @@ def card(name: str) -> dict[str, Any]:
     """Card of a learned policy: its decisions, training, scores with intervals, and failures.
 
     Raises:
-        UserError: none of that name.
+        UserError: unknown name.
     """
     if name not in names():
         raise unknown("learned policy", name, names())
@@ -36,12 +36,12 @@ def card(name: str) -> dict[str, Any]:
 
 
 def load_policy(name: str | Path, threads: int = 1) -> Policy | Bundle:
-    """Loads a learned policy of the package by name, a `Policy` to simulate, compare and make agents of; or the `out`
-    folder of `ooco-gym export`, a bundle that answers observations (`threads` of onnxruntime, where it is a graph
-    alone).
+    """Loads a learned policy of the package by name, as a `Policy` to simulate, compare or make
+    agents of; or the `out` folder of `ooco-gym export`, as a bundle that maps observations to
+    actions (`threads` is onnxruntime's, for bundles with only a graph).
 
     Raises:
-        UserError: neither a name nor a folder, a broken bundle, or onnxruntime is not installed.
+        UserError: neither a name nor a folder, a broken bundle, or onnxruntime is missing.
     """
     if isinstance(name, str) and name in names():
         return get_policy(name)

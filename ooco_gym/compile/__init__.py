@@ -1,10 +1,10 @@
-"""Compilation of the core: all that touches private parts of numba and llvmlite is in this package, nowhere else.
+"""Compilation of the core. Only this package uses private parts of numba and llvmlite.
 
-Private are a disk cache that knows all the sources of a compiled function (`source_cache`), functions that are compiled
-only together with their callers (`parts`), references (`references`) and single instructions (`instructions`): they
-hang on versions of numba and llvmlite, which pyproject.toml bounds.
+These are a disk cache keyed by all sources of a compiled function (`source_cache`), functions
+compiled only with their callers (`parts`), references (`references`) and single instructions
+(`instructions`). They depend on versions of numba and llvmlite, which pyproject.toml bounds.
 
-`NUMBA_DISABLE_JIT=1` turns compilation off for a look at a single rule; references need it.
+`NUMBA_DISABLE_JIT=1` turns compilation off to debug a single rule; references need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numba.core import cgutils, typeinfer, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
-SUPPORTED = ">=0.61,<0.69"  # versions of numba, as pyproject.toml has them
+SUPPORTED = ">=0.61,<0.69"  # versions of numba, as in pyproject.toml
 try:
     from ooco_gym.compile.notice import watch
     from ooco_gym.compile.parts import PartCompiler, WholeCompiler, take_whole_numbers
@@ -31,21 +31,23 @@ except (ImportError, AttributeError) as error:
                       f"numba{SUPPORTED}") from error
 
 watch()
-# vLLM's CPU worker looks for `kernel` in the `__dict__` of all that modules hold (0.32's `_rebind_kernels`), and
-# llvmlite's library takes any name for one of its functions: here it has an empty one.
+# vLLM's CPU worker looks for `kernel` in the `__dict__` of all objects in modules (0.32's
+# `_rebind_kernels`), and llvmlite's library takes any name for a function of its own; so it gets an
+# empty `__dict__`.
 ffi.lib._fntab.setdefault("__dict__", {})
 
 
 def jit(signature: Any = None, **options: Any) -> Any:
-    """Compiles a function with numba and keeps the result on disk until one of its sources changes.
+    """Compiles a function with numba, and caches it on disk until one of its sources changes.
 
     Args:
-        signature: a numba signature, compiled or loaded as the function is first called or its address is asked for.
-            None: one for each combination of argument types. Also usable bare, as `@jit`.
-        **options: as of `numba.njit`.
+        signature: a numba signature, compiled or loaded when the function is first called or its
+            address is needed. None: one per combination of argument types. Also usable bare, as
+            `@jit`.
+        **options: as for `numba.njit`.
 
     Returns:
-        A decorator, or the compiled function where used bare.
+        A decorator, or the compiled function if used bare.
     """
     if inspect.isfunction(signature):
         return _kept(signature, None, options)
@@ -53,24 +55,24 @@ def jit(signature: Any = None, **options: Any) -> Any:
 
 
 def inner(function: Callable[..., Any]) -> Any:
-    """Compiles a helper that only compiled code calls, together with what calls it (`parts`).
+    """Compiles a helper that only compiled code calls, together with its callers (`parts`).
 
-    It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
-    live as long as the outermost call. Whole numbers with a sign arrive as int64. LLVM decides where it is inlined.
+    It cannot be called from Python and counts no references: its array arguments live as long as
+    the outermost call. Signed integers arrive as int64. LLVM decides where it is inlined.
     """
     return _part(function, inline=False)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """As `inner`, and always inlined: for what lies on the way from one decision to the next.
+    """As `inner`, but always inlined, for functions that run at every decision.
 
-    A call passes on where results and errors go, and looks at what came back, which is long beside what these do.
+    For such short functions, passing arguments and checking results would take long.
     """
     return _part(function, inline=True)
 
 
 def _part(function: Callable[..., Any], inline: bool) -> Any:
-    # Where forceinline is not set at all, a function takes it from the first one that calls it.
+    # Without forceinline, a function would take it from its first caller.
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False,
                                "forceinline": inline, "pipeline_class": PartCompiler}
     part = njit(**options)(function)
@@ -80,19 +82,22 @@ def _part(function: Callable[..., Any], inline: bool) -> Any:
 
 
 def intrinsic(build: Callable[..., Any]) -> Any:
-    """Numba's decorator of functions that write LLVM's own code; what they make may be called with fewer arguments."""
+    """Numba's decorator of functions that write LLVM code; callers of the result omit the typing
+    context."""
     return extending.intrinsic(build)
 
 
 def address_of(compiled: Any, signature: Any) -> int:
-    """Address of a compiled function, for `function_at`: a number crosses from Python in no time, a function value in
-    some 70 microseconds. The function must stay alive (a module's global does)."""
+    """Returns the address of a compiled function, for `function_at`. Passing an integer from Python
+    is free; a function value takes some 70 microseconds. The function must stay alive (a module's
+    global does)."""
     result = compiled.get_compile_result(signature)
     return result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
 
 
 def function_at(function_type: Any) -> Any:
-    """Builds a compiled helper that turns an address (int64) into a first-class function value of the given type."""
+    """Builds a compiled helper that converts an address (int64) to a first-class function of a
+    type."""
 
     @intrinsic
     def value(typing_context, address):
@@ -110,11 +115,11 @@ def function_at(function_type: Any) -> Any:
 
 
 def _kept(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
-    options = {"_nrt": False, "pipeline_class": WholeCompiler, **options}  # no counts of references
+    options = {"_nrt": False, "pipeline_class": WholeCompiler, **options}  # no reference counts
     compiled: Any = njit(**options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
-    if os.path.isfile(inspect.getfile(function)):   # not where it was typed into a console
+    if os.path.isfile(inspect.getfile(function)):   # not if typed into a console
         try:
             compiled._cache = SourceCache(function)  # pyright: ignore[reportAttributeAccessIssue]
         except (OSError, RuntimeError) as error:    # no folder to write to
@@ -125,24 +130,26 @@ def _kept(function: Callable[..., Any], signature: Any, options: dict[str, Any])
     return compiled
 
 
-_LATER: dict[str, list[tuple[Any, Any]]] = {}  # by module: functions with their signatures
+_LATER: dict[str, list[tuple[Any, Any]]] = {}  # by module: functions and signatures
 
 
 def compile_later(module: str) -> None:
-    """Compiles what a module has and nothing has asked for yet."""
+    """Compiles a module's functions that have not been used yet."""
     for compiled, signature in _LATER.pop(module, ()):
         _compile_now(compiled, signature)
 
 
 def _compile_at_first_use(compiled: Any, signature: Any) -> None:
-    """Has a function compiled by its signature at its first call; Python calls what `_compile_for_args` returns."""
+    """Compiles a function by its signature at its first call; Python calls the result of
+    `_compile_for_args`."""
     template = compiled.get_call_template
     compiled._compile_for_args = lambda *_: _compile_now(compiled, signature)
     compiled.get_call_template = lambda args, kws: _compile_now(compiled, signature) and template(args, kws)
 
 
 def _compile_now(compiled: Any, signature: Any) -> Any:
-    """Compiles a function for a signature, as numba.jit does, after the cache is in place. Threads wait."""
+    """Compiles a function for a signature, as numba.jit does, with the cache in place. Threads
+    wait."""
     with global_compiler_lock:
         if compiled._can_compile:
             with typeinfer.register_dispatcher(compiled):

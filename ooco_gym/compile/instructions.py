@@ -1,4 +1,4 @@
-"""Single instructions of the processor for which numba has no function."""
+"""Single processor instructions for which numba has no function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.np.arrayobj import make_array
 
 from ooco_gym.compile import intrinsic
 
-LANES = 8  # numbers of a vector register of the widest processors
+LANES = 8  # numbers in a vector register of the widest processors
 
 leading_zeros: Any = numbers.leading_zeros
 trailing_zeros: Any = numbers.trailing_zeros
@@ -19,8 +19,7 @@ trailing_zeros: Any = numbers.trailing_zeros
 
 @intrinsic
 def prefetch(typing_context, place, offset):
-    """Tells the processor that what is at so many bytes of a record, an array or an address is about to be used: it is
-    on the way by then."""
+    """Prefetches what is at `offset` bytes in a record, an array or an address."""
 
     def build(context, builder, signature, arguments):
         pointer, flag = cgutils.voidptr_t, ir.IntType(32)
@@ -51,7 +50,7 @@ def bits_of(typing_context, value):
 
 @intrinsic
 def float_of(typing_context, bits):
-    """The float64 of these bits."""
+    """The float64 with these bits."""
 
     def build(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -61,7 +60,7 @@ def float_of(typing_context, bits):
 
 @intrinsic
 def quotient(typing_context, value, divisor):
-    """value / divisor, unchecked: with the check for a zero, no loop becomes vector code."""
+    """value / divisor without a check for zero, which would prevent vector code."""
 
     def build(context, builder, signature, arguments):
         return builder.fdiv(*arguments)
@@ -70,9 +69,9 @@ def quotient(typing_context, value, divisor):
 
 
 def stack_floats(size: int) -> Any:
-    """Builds a compiled helper without arguments: float64[size] on the stack of its caller, not initialised.
+    """Builds a compiled helper that returns float64[size] on its caller's stack, uninitialised.
 
-    The caller must inline whatever it hands them to, or keep them alive until it returns.
+    The caller must inline functions that it passes them to, or keep them alive until these return.
     """
 
     def floats(typing_context):
@@ -86,7 +85,7 @@ def stack_floats(size: int) -> Any:
             word = context.get_constant(types.intp, 8)
             context.populate_array(array, data=memory, shape=[context.get_constant(types.intp, size)], strides=[word],
                                    itemsize=word, meminfo=None)
-            return getattr(array, "_getvalue")()  # noqa: B009 (llvmlite's own words)
+            return getattr(array, "_getvalue")()  # noqa: B009 (llvmlite's name)
 
         return kind(), build
 
@@ -95,7 +94,7 @@ def stack_floats(size: int) -> Any:
 
 @intrinsic
 def count_below(typing_context, values, first, limit):
-    """How many of the LANES numbers of float64[n] from `first` on are less than a limit."""
+    """Number of the LANES numbers of float64[n] from `first` on that are below a limit."""
 
     def build(context, builder, signature, arguments):
         lanes = ir.VectorType(ir.DoubleType(), LANES)

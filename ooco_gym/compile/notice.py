@@ -1,4 +1,5 @@
-"""A line on stderr while functions that are not in the disk cache are compiled, which takes a minute or two."""
+"""Messages on stderr while functions outside the disk cache are compiled, which takes a minute or
+two."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from numba.core import event
 
 from ooco_gym.compile.source_cache import SourceCache
 
-AFTER_S, EVERY_S = 5.0, 30.0  # from the first function on (a rule of one's own takes less), and between two words
+AFTER_S, EVERY_S = 5.0, 30.0  # delay after the first function (a user's rule takes less), and between messages
 WORDS = "compiling what is not compiled yet, which is kept for later starts; 'ooco-gym compile' does all of it at once"
 
 
 class Notice(event.Listener):
-    """Says that compiling goes on, as a function begins or ends that is compiled `after_s` seconds after the first one,
-    and again every `every_s`. Only what is kept on disk counts (`jit` of this package), not functions of others.
+    """Reports compilation that starts or ends `after_s` seconds after the first one, and then every
+    `every_s`. Only functions cached on disk count (`jit` of this package).
 
     Attributes:
-        functions: how many were compiled so far.
+        functions: number compiled so far.
     """
 
     def __init__(self, after_s: float, every_s: float, say: Callable[[int], None]):
@@ -29,7 +30,7 @@ class Notice(event.Listener):
         self._due_s, self._after_s = 0.0, after_s
 
     def on_start(self, event: Any) -> None:
-        """Called when a function begins to compile; others may begin within it."""
+        """Called when compilation of a function starts, also within another's."""
         if _kept(event):
             self._due_s = self._due_s or time.monotonic() + self._after_s
             self._tell()
@@ -54,7 +55,7 @@ _SAID: list[str] = []
 
 
 def _say(functions: int) -> None:
-    """A line on stderr; worker processes keep quiet, since the process that asked says what goes on."""
+    """Prints to stderr, except in worker processes, whose parent reports."""
     if multiprocessing.parent_process() is None:
         _SAID.append(f"{functions} functions compiled" if _SAID else WORDS)
         print(_SAID[-1], file=sys.stderr, flush=True)
@@ -64,10 +65,10 @@ _NOTICE = Notice(AFTER_S, EVERY_S, _say)
 
 
 def watch() -> None:
-    """Counts what is compiled in this process, and says on stderr that it takes time."""
+    """Counts compilations in this process, and reports on stderr that they take time."""
     event.register("numba:compile", _NOTICE)
 
 
 def compiled() -> int:
-    """How many functions that are kept on disk were compiled in this process."""
+    """Number of functions compiled in this process and cached on disk."""
     return _NOTICE.functions

@@ -1,8 +1,9 @@
-"""Functions that are compiled only together with their callers (`ooco_gym.compile.inner`, `inlined`).
+"""Functions compiled only together with their callers (`ooco_gym.compile.inner`, `inlined`).
 
-For every compiled function numba links in all that it calls, optimises the whole and makes machine code of it: what is
-called at the fifth level five times over. A part is typed and lowered, but neither linked, nor optimised as a whole,
-nor made machine code of by itself. What Python calls links in each part that it needs once, and is optimised once.
+For every compiled function numba links all of its callees, optimises the whole and emits machine
+code: a callee at the fifth level is compiled five times over. A part is typed and lowered, but not
+linked, optimised as a whole, or emitted by itself. A function called from Python links each part
+that it needs once, and is optimised once.
 """
 
 from __future__ import annotations
@@ -21,22 +22,21 @@ from numba.core.dispatcher import _FunctionCompiler  # pyright: ignore[reportAtt
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
 
-# What is overridden or called below: where it is gone, that is said at once.
+# Names overridden or called below: a missing one raises at once.
 for _owner, _names in ((JITCodeLibrary, ("_optimize_final_module", "_get_module_for_linking", "enable_object_caching")),
                        (DefaultPassBuilder, ("define_nopython_pipeline",)), (_dynfunc, ("make_function",)),
                        (_FunctionCompiler, ("fold_argument_types",)), (event, ("install_timer",))):
     for _name in _names:
         getattr(_owner, _name)
 
-# Numba asks for forgiveness: compiling raises errors by the ten thousand that are never shown, and colours each.
+# Compiling raises tens of thousands of errors that are never shown, and numba colours each.
 errors.termcolor()._markup = lambda words, *_: words  # pyright: ignore[reportAttributeAccessIssue]
-# It times each of its locks for all functions that wait for the one in hand, who call each other ten deep.
+# Numba times each of its locks for all waiting functions, which call each other ten deep.
 event.install_timer = lambda *_: nullcontext()
 
 
 def _once(resolve: Any) -> Any:
-    """Asks what a function of numba's own returns for arguments of given types once for all functions that are compiled
-    with the same options, not at each of its uses."""
+    """Caches the return types of numba's own functions, by argument types and compile options."""
     known: dict[Any, Any] = {}
     seen: list[Any] = []  # options, which have no hash
 
@@ -56,8 +56,8 @@ types.Function.get_call_type = _once(types.Function.get_call_type)
 
 
 def take_whole_numbers(part: Any) -> None:
-    """Has one form of a part for whole numbers of all widths, and not one for each constant that it is given: what is
-    inlined knows them nevertheless."""
+    """Makes one form of a part for integers of all widths, not one per constant argument; inlining
+    knows the constants anyway."""
     fold = part._compiler.fold_argument_types
 
     def folded(args: Any, kws: Any) -> Any:
@@ -69,22 +69,23 @@ def take_whole_numbers(part: Any) -> None:
 
 
 def _relink(module: Any, old: Any, new: Any) -> None:
-    """Changes the linkage of functions; of *once* the linker would leave out what is called by code linked in later."""
+    """Changes the linkage of functions; with *once* the linker would drop callees of code linked
+    later."""
     for function in module.functions:
         if not function.is_declaration and function.linkage == old:
             function.linkage = new
 
 
 class Part(JITCodeLibrary):
-    """The code of a part alone, to be linked into what calls it, beside all that it calls (`needs`)."""
+    """The code of a part, to be linked into its callers together with its callees (`needs`)."""
 
     def finalize(self) -> None:
-        """Nothing is linked in, optimised or made machine code of: that is left to the callers."""
+        """Skips linking, optimising and emitting, which callers do."""
         _relink(self._final_module, binding.Linkage.external, binding.Linkage.weak_odr)
         self._finalized = True
 
     def needs(self) -> list[Any]:
-        """This library and those of all that its code calls, each once."""
+        """This library and those of all its callees, each once."""
         return list(dict.fromkeys([self, *self._linking_libraries]))
 
     def _get_module_for_linking(self) -> Any:
@@ -92,10 +93,10 @@ class Part(JITCodeLibrary):
 
 
 class Whole(JITCodeLibrary):
-    """The code of what Python calls, with all of its parts."""
+    """The code of a function called from Python, with all of its parts."""
 
     def _optimize_final_module(self) -> None:
-        """Without numba's passes that bring counts of references together first: there are none."""
+        """Skips numba's reference-count passes, as there are no counts."""
         _relink(self._final_module, binding.Linkage.weak_odr, binding.Linkage.linkonce_odr)
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
@@ -108,7 +109,7 @@ class WholeLowering(NativeLowering):
     _name = "ooco_gym_lowering"
 
     def run_pass(self, state: Any) -> bool:
-        """As numba's own."""
+        """As numba's own, with a `Whole`."""
         state.library = Whole(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
         return super().run_pass(state)
@@ -121,7 +122,7 @@ class PartLowering(NativeLowering):
     _name = "ooco_gym_part_lowering"
 
     def run_pass(self, state: Any) -> bool:
-        """As numba's own, but for looking up the address of what is no machine code."""
+        """As numba's own, without looking up an address, as there is no machine code."""
         name = state.func_id.func_qualname
         state.library = Part(state.targetctx.codegen(), name)
         flags, state.flags = state.flags, state.flags.copy()
@@ -136,7 +137,7 @@ class PartLowering(NativeLowering):
 
 
 class WholeCompiler(CompilerBase):
-    """Numba's pipeline for compiled functions, but for the lowering."""
+    """Numba's pipeline for compiled functions with another lowering."""
 
     lowering = WholeLowering
 

@@ -1,8 +1,9 @@
 """Records and references: how the state reaches compiled code.
 
-Numba passes a NamedTuple by value, a word for each field of each array: every call would copy some two hundred, and to
-unpack one that comes from Python takes microseconds. So the state is laid down once (`Handle`), and only its
-address is passed. Attributes of a reference are read where they are used, and never change.
+Numba passes a NamedTuple by value, a word per field of each array: every call would copy some two
+hundred words, and unpacking one from Python takes microseconds. So the state is laid out once
+(`Handle`), and only its address is passed. A reference's attributes are read where they are used,
+and never change.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ register_model(Reference)(models.OpaqueModel)
 
 @infer_getattr
 class ReferenceAttributes(AttributeTemplate):
-    """A reference has the attributes of what it points to."""
+    """A reference has the attributes of its target."""
 
     key = Reference
 
@@ -60,8 +61,8 @@ def _load(context: Any, builder: Any, kind: Reference, value: Any, attr: str) ->
 
 
 def _load_parts(context: Any, builder: Any, kind: Any, pointer: Any) -> Any:
-    """Loads word by word, so that only what is used is loaded, and, as it is the same at any time, once. What is known
-    of every array in one piece, such as its last stride, is not loaded at all."""
+    """Loads word by word, so that only used words are loaded, and once, as they never change.
+    Values known of every contiguous array, such as its last stride, are not loaded."""
     if not isinstance(kind, types.Array):
         return _load_word(builder, pointer)
     assert kind.layout == "C"
@@ -92,15 +93,17 @@ def _load_word(builder: Any, pointer: Any) -> Any:
 
 
 def layout(example: NamedTuple) -> list[tuple[np.dtype, int]]:
-    """Returns type and dimensions of each array of a `Handle`; 0 dimensions for a record, passed by address."""
+    """Returns dtype and dimensions of each array of a `Handle`; 0 dimensions for a record, passed
+    by address."""
     return [(array.dtype, 0 if isinstance(typeof(array), RecordType) else array.ndim) for array in example]
 
 
 class Handle:
-    """A NamedTuple of arrays laid down for compiled code: `address` stays valid as long as the handle lives.
+    """A NamedTuple of arrays laid out for compiled code; `address` is valid as long as the handle
+    lives.
 
     Raises:
-        TypeError: an array is not as in the `layout`.
+        TypeError: an array differs from the `layout`.
     """
 
     def __init__(self, value: NamedTuple, kinds: list[tuple[np.dtype, int]]) -> None:
@@ -110,7 +113,7 @@ class Handle:
             if array.dtype != dtype or array.ndim != max(1, dimensions) or not array.flags.c_contiguous:
                 raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions stands for one of {dtype}")
             data = array.ctypes.data
-            # As numba has an array: meminfo, parent, nitems, itemsize, data, shape, strides.
+            # Numba's fields of an array: meminfo, parent, nitems, itemsize, data, shape, strides.
             words += (0, 0, array.size, array.itemsize, data, *array.shape, *array.strides) if dimensions else (data,)
         self._memory = np.array(words, np.int64)
         self.nbytes = self._memory.nbytes
@@ -121,7 +124,7 @@ class Handle:
 
 
 def reference_at(target: Any) -> Any:
-    """Builds a compiled helper that turns the address of a `Handle` (int64) into a reference to its NamedTuple."""
+    """Builds a compiled helper that converts the address of a `Handle` (int64) to a reference."""
 
     @intrinsic
     def value(typing_context, address):

@@ -1,18 +1,19 @@
-"""The disk cache of compiled code, which knows all the sources of a compiled function.
+"""The disk cache of compiled code, keyed by all sources of a compiled function.
 
-Numba stamps a cached function with the file that defines it alone. Compiled code, however, holds a copy of everything
-it calls, so a cached event loop would go stale as soon as another file of the core changes. Here the stamp is a digest
-of every file of the compiled core that the function may have been built from, of the function's own file, and of the
-files of the compiled functions that it calls; each digest has a folder of its own, so that versions never mix:
+Numba stamps a cached function only with the file that defines it. But compiled code contains its
+callees, so a cached event loop would be stale when another file of the core changes. Here the stamp
+is a digest of every file of the compiled core that the function may be built from, of its own file,
+and of the files of its compiled callees. Each digest has its own folder, so that versions never
+mix:
 
     __pycache__/ooco_gym-<file>-<digest>/<function>-<line>.py<version>-<signature>.nbc
 
-Where the package's folder cannot be written the files go to numba's cache folder of the user; `NUMBA_CACHE_DIR` names
-another place. One file holds one signature, with a digest of itself, and is renamed into place, so any number of
-processes may start at once: at worst each compiles for itself. A file that was damaged counts as none: LLVM trusts what
-it is given.
+If the package's folder is not writable, files go to the user's numba cache folder;
+`NUMBA_CACHE_DIR` names another place. A file holds one signature with its own digest, and is
+renamed into place, so any number of processes may start at once; at worst each compiles for itself.
+Damaged files are ignored, as LLVM does not check them.
 
-Not seen: constants that a rule outside ooco_gym imports from another file of its own.
+Constants that a rule outside ooco_gym imports from another file are not tracked.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ from numba.core.serialize import dumps
 from ooco_gym.private import not_private
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# A function is built from its own level and those before it, as the imports go.
+# A function is built from its own level and earlier ones, following imports.
 LEVELS = ("sim", "policy", "envs")
-RULES = 2                   # levels that a rule outside the package builds on: the simulator and the policy helpers
-KEPT = 8                    # folders of older digests that stay for one source file
-DIGEST_BYTES = 16           # at the beginning of each file of the disk cache
+RULES = 2                   # levels that a rule outside the package uses: simulator and policy helpers
+KEPT = 8                    # folders of older digests kept per source file
+DIGEST_BYTES = 16           # at the start of each cache file
 
 
 class SourceCache(FunctionCache):
-    """Numba's cache of a function's compiled forms, under the digest of all its sources."""
+    """Numba's cache of a function's compiled forms, keyed by the digest of all its sources."""
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
         path = Path(inspect.getfile(function))
         prefix = f"ooco_gym-{path.stem}-"
         folder = Path(self._cache_path) / f"{prefix}{source_digest(function)}"
-        beside = folder.parent == path.parent / "__pycache__"  # whoever may write there may write the source
+        beside = folder.parent == path.parent / "__pycache__"  # its writers can also write the source
         self._cache_file = KeyedFiles(folder, prefix, self._impl.filename_base, beside)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Loads what was compiled, without all that numba can compile, which it would import first (and scipy with it);
-        compiling still does so."""
+        """Loads compiled code without importing numba's compilable functions (and scipy), which
+        only compiling needs."""
         codegen = target_context.codegen()
         codegen.unserialize_library = partial(KeptLibrary.load, codegen)
         with self._guard_against_spurious_io_errors():
@@ -67,13 +68,14 @@ class SourceCache(FunctionCache):
 
 
 class KeptLibrary(JITCodeLibrary):
-    """Machine code from disk; its bitcode, as long to parse as all else takes, is parsed where it is linked in."""
+    """Machine code from disk. Its bitcode, whose parsing takes as long as all else, is parsed only
+    when linked."""
 
     _bitcode = b""
 
     @classmethod
     def load(cls, codegen: Any, state: tuple[str, str, tuple[bytes, bytes]]) -> KeptLibrary:
-        """The library that `serialize_using_object_code` has written."""
+        """Loads the library that `serialize_using_object_code` wrote."""
         library = cls(codegen, state[0])
         code, library._bitcode = state[2]
         library.enable_object_caching()
@@ -82,7 +84,7 @@ class KeptLibrary(JITCodeLibrary):
         return library
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Address of one of its functions; 0: it has none of this name."""
+        """Address of a function by name, or 0."""
         return self._codegen._engine.get_function_address(name)
 
     def _get_module_for_linking(self) -> Any:
@@ -91,7 +93,7 @@ class KeptLibrary(JITCodeLibrary):
 
 
 class KeyedFiles:
-    """One file for each key in `folder`; stands in for numba's index file, whose writers can cross."""
+    """One file per key in `folder`, instead of numba's index file, whose writers can conflict."""
 
     def __init__(self, folder: Path, prefix: str, stem: str, beside: bool = True):
         self.folder, self.prefix, self.stem, self._beside = folder, prefix, stem, beside
@@ -110,7 +112,7 @@ class KeyedFiles:
         return data if stored == key else None
 
     def save(self, key: Any, data: Any) -> None:
-        """Saves `data` under `key`; a cache that cannot be written costs time, nothing else."""
+        """Saves `data` under `key`; an unwritable cache only costs time."""
         try:
             if not self.folder.exists():
                 self.folder.mkdir(0o777 if self._beside else 0o700, parents=True, exist_ok=True)
@@ -137,21 +139,21 @@ class KeyedFiles:
         return self.folder / f"{self.stem}-{hashlib.blake2b(str(key).encode(), digest_size=8).hexdigest()}.nbc"
 
     def _ours(self) -> bool:
-        """Whether no other user may have written what is there; of a folder beside the source its owner may, too."""
+        """Whether no other user can have written the files; next to the source, its owner may."""
         why = "" if self._beside else not_private(self.folder)
         if why:
             note_not_kept(f"{self.folder} {why}")
         return not why
 
     def _prune(self) -> None:
-        """Removes the folders of digests gone by, all but the newest few."""
+        """Removes the folders of older digests, except the newest few."""
         found = [path for path in self.folder.parent.glob(f"{self.prefix}*") if path != self.folder]
         for path in sorted(found, key=_changed_s)[:-KEPT]:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _changed_s(path: Path) -> float:
-    """When a folder was changed; 0 of one that another process has just removed."""
+    """When a folder was changed; 0 if another process has just removed it."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -166,7 +168,7 @@ _NOTED: list[str] = []
 
 
 def note_not_kept(reason: str) -> None:
-    """Warns once in a process that compiled code is lost at its end."""
+    """Warns once per process that compiled code is lost at its end."""
     if not _NOTED:
         _NOTED.append(reason)
         warnings.warn(f"compiled code cannot be kept ({reason}): every start compiles anew, for a minute or more; set "
@@ -174,7 +176,7 @@ def note_not_kept(reason: str) -> None:
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """Digest of all that a compiled form of `function` is built from: core sources, own file, callees' files, numba."""
+    """Digest of all inputs of compiling `function`: core sources, own file, callees' files, numba."""
     files: set[Path] = set()
     _collect(function, files, set())
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
@@ -185,7 +187,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def _levels(path: Path) -> int:
-    """How many of the core's levels the functions of a file are built from."""
+    """Number of the core's levels that a file's functions are built from."""
     for count, folder in enumerate(LEVELS, start=1):
         if path.is_relative_to(PACKAGE / folder):
             return count
@@ -194,7 +196,8 @@ def _levels(path: Path) -> int:
 
 @cache
 def core_digest(package: Path, levels: int) -> bytes:
-    """Digest of the sources in the first `levels` levels of the compiled core; read once in a process."""
+    """Digest of the sources in the first `levels` levels of the compiled core, read once per
+    process."""
     paths = [path for folder in ("compile", *LEVELS[:levels]) for path in (package / folder).rglob("*.py")]
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
@@ -209,16 +212,16 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _collect(function: Callable[..., Any], files: set[Path], seen: set[Any]) -> None:
-    """Adds to `files` those of `function` and of the compiled functions that it names, and theirs in turn."""
+    """Adds the files of `function` and, recursively, of its compiled callees to `files`."""
     if function in seen:
         return
     seen.add(function)
     path = Path(inspect.getfile(function)).resolve()
     if any(path.is_relative_to(PACKAGE / folder) for folder in LEVELS):
-        return                                      # the core's digest has it, and all that it calls
+        return                                      # the core's digest has it and its callees
     if path.is_file():
         files.add(path)
-    names = function.__code__.co_names              # of attributes, too
+    names = function.__code__.co_names              # includes attributes
     found = [function.__globals__.get(name) for name in names]
     found += [getattr(one, name, None) for one in found if inspect.ismodule(one) for name in names]
     for called in found:
