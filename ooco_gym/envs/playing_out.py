@@ -30,7 +30,8 @@ SCORE = r.TOTAL + r.REWARD - r.TERM  # column of the reward sums: the reward so 
 
 @inner
 def _set_back(state, buffers, i, kind):
-    """Sets what a clock decision changed back to the base policy's values (the action of copy 0)."""
+    """Resets parameters changed by a clock decision to the base policy's values (the action of copy
+    0)."""
     if kind == b.CLOCK:
         kernel_at(buffers.bases[b.CLOCK])(state, buffers, i)
     elif kind == b.CONTROL:

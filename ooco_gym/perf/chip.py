@@ -93,8 +93,8 @@ class ChipSpec:
     units: int = 0
     """Streaming multiprocessors (compute units) by the datasheet, used only by `like`; 0: unknown."""
     compute_capability: float = 0.0
-    """Of an NVIDIA chip, such as 8.9; decides whether chunks and decodes share a kernel
-    (`ONE_KERNEL`). 0: none, or unknown."""
+    """An NVIDIA chip's compute capability, such as 8.9; decides whether chunks and decodes share a
+    kernel (`ONE_KERNEL`). 0: none, or unknown."""
     like: str = ""
     """Name of a measured chip whose efficiency stands in for this unmeasured one: missing values
     are its fitted numbers, scaled by the ratio of the datasheets (`transferred`)."""

@@ -21,7 +21,7 @@ from ooco_gym.sim.state import BATCH
 
 @inner
 def needed_blocks(state, instance):
-    """Blocks needed beyond those held for what must run: (by online requests, by offline ones).
+    """Blocks needed for what must run, beyond held ones: (by online requests, by offline ones).
 
     Blocks with two owners (`sim.bidirectional`) are never short, as online requests overwrite
     offline ones.

@@ -123,7 +123,7 @@ class SetsParameters:
 
     rule: str  # the rule
     parameters: tuple[Any, ...]  # `name`, `scale`, `step`, `low`, `high` of each row of weights
-    features: tuple[Any, ...]  # of the columns except the constant, as `feature_row` takes them
+    features: tuple[Any, ...]  # features of the columns except the constant, for `feature_row`
     environment: str  # environment whose observations have these features
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:

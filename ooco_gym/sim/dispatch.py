@@ -87,8 +87,7 @@ CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 @inlined
 def ask_rule(rule, view):
-    """Asks a rule; first flushes every instance if one of the policy's rules does not flush what it
-    reads."""
+    """Asks a rule, after flushing every instance if a rule of the policy does not flush itself."""
     if view.state.config.rules_flush == 0:
         flush_all(view.state)
     return rule(view)

@@ -66,8 +66,8 @@ class OperatorCost(NamedTuple):
 
 
 class MeasuredAttention(NamedTuple):
-    """Interpolated attention, all layers together, in seconds: of batches of requests at mean
-    contexts, and of single prompts with `q` new tokens and `kv` tokens of context, float64[n] each."""
+    """Interpolated attention, all layers together, in seconds: for batches by requests and mean
+    context, and for single prompts with `q` new tokens and `kv` tokens of context, float64[n] each."""
 
     decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
     prefill_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
