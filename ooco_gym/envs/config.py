@@ -51,8 +51,9 @@ class EpisodeConfig:
         box: an action is a vector of numbers, not one of the candidates.
         controls: parameters of the base policy that an action sets, each with its step size.
         vary: scenario fields drawn for each window: `[low, high]`, or a list of choices. A field
-            that a shift or the argument `scenario` sets is not drawn. `condition` is a list of
-            mappings, one of which is drawn, unless one of their fields is set from outside.
+            that a shift sets is not drawn, nor one of a file's `vary` that the argument `scenario`
+            sets. `condition` is a list of mappings, one of which is drawn, unless one of their
+            fields is set from outside.
     """
 
     scenario: Scenario
