@@ -1,19 +1,22 @@
-"""Adaptive deadline: `deadline` whose parameters follow what its engine is doing. Ours; its weights are learned.
+"""Adaptive deadline: `deadline` with parameters that follow the engine's state. Ours, with learned
+weights.
 
-No setting of `deadline` is the best under every load (docs/learned.md): how eagerly slack is spent, for how long a
-prompt is held back and how much memory is left free depend on what arrives. Every `interval_s` an instance looks at the
-44 figures of its engine (`ooco_gym.runtime.features.ENGINE`: what runs and waits, slacks, memory, believed
-latencies, how much of the violation budget is spent, arrival rates from seconds to half an hour), scaled as there, and
-sets each parameter of `ADJUSTED` anew:
+No fixed parameters of `deadline` are best under every load (docs/learned.md). How eagerly slack is
+spent, how long a prompt is held back and how much memory stays free should depend on the load.
+Every `interval_s` an instance reads the 44 features of its engine
+(`ooco_gym.runtime.features.ENGINE`: running and waiting requests, slacks, memory, predicted
+latencies, the used part of the violation budget, arrival rates from seconds to half an hour),
+scaled as there. From them it sets each parameter of `ADJUSTED`:
 
-    z = the parameter's row of weights times (figures, 1)
+    z = the parameter's row of weights times (features, 1)
     linear: base + step z        log: base exp(step z)        both cut at the bounds
 
-where `base` is the parameter's value in conf. Without weights z is 0, and every iteration is that of `deadline`. The
-figures are those that an engine has, so that the same weights run there (docs/use.md).
+where `base` is the parameter's value in conf. Without weights z is 0, and every iteration is that
+of `deadline`. A real engine has the same features, so the same weights work there (docs/use.md).
 
-Parameters besides those of `deadline`: `weights`, the file (`ooco_gym/policy/weights.py`); `interval_s`; and
-`violation_budget`, the share of online requests that may miss an SLO, for the figures that count it.
+Parameters besides those of `deadline`: `weights`, the file (`ooco_gym/policy/weights.py`);
+`interval_s`; and `violation_budget`, the share of online requests that may violate, for the
+features that count it.
 """
 
 import math
@@ -34,7 +37,8 @@ from ooco_gym.sim.state import PS_PER_S
 
 
 class Adjusted(NamedTuple):
-    """A parameter that weights move: name, `linear` or `log`, what z = 1 adds (to its logarithm), and its bounds."""
+    """A parameter that weights change: name, `linear` or `log`, the step of z = 1 (added to the
+    value or its logarithm), and bounds."""
 
     name: str
     scale: str
@@ -64,7 +68,7 @@ OWN = (
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)
 LAYOUT = Layout(tuple(one.name for one in ADJUSTED), (*(one.name for one in ENGINE), "constant"))
-_MOST_Z = 20.0  # no weights move a parameter further than that many steps
+_MOST_Z = 20.0  # largest |z|
 _COUNT, _WIDTH = len(ADJUSTED), len(ENGINE) + 1
 _INDEX = np.array([getattr(P, one.name) for one in ADJUSTED])
 _LOG = np.array([one.scale == "log" for one in ADJUSTED])
@@ -72,8 +76,9 @@ _STEP = np.array([one.step for one in ADJUSTED])
 _LOW = np.array([one.low for one in ADJUSTED])
 _HIGH = np.array([one.high for one in ADJUSTED])
 
-# Places of State.memory behind those of `deadline`: when the next look is due, what is set, the present block of
-# 10 minutes (its number from 1 on, arrivals and violations before it), and the notes of `engine_row`.
+# Places of State.memory behind those of `deadline`: time of the next update, the parameters in
+# force, the current block of 10 minutes (its number from 1 on, arrivals and violations before it),
+# and the notes of `engine_row`.
 DUE_S = GIVEN + MOST_GIVEN
 SET = DUE_S + 1
 BLOCK, ARRIVED, VIOLATED, NOTES = (SET + _COUNT + i for i in range(4))
@@ -82,7 +87,7 @@ BLOCK_S = float(BLOCKS_S[0])
 
 @inner
 def figures(state, instance, row):
-    """The figures of an instance's engine: `row` (of `engine_stack`) is filled."""
+    """Fills `row` (of `engine_stack`) with the features of an instance's engine."""
     memory, now_s = state.memory[instance], state.clock.now_ps / PS_PER_S
     if math.floor(now_s / BLOCK_S) != memory[BLOCK] - 1.0:
         memory[BLOCK] = math.floor(now_s / BLOCK_S) + 1.0
@@ -93,7 +98,7 @@ def figures(state, instance, row):
 
 @inner
 def look(state, instance):
-    """Sets the parameters of an instance by the figures of its engine."""
+    """Sets the parameters of an instance from the features of its engine."""
     row, weights = engine_stack(), state.weights
     figures(state, instance, row)
     for j in range(_COUNT):
@@ -121,7 +126,7 @@ def settings_now(state, instance):
 
 @hook(COMPOSE)
 def within_adjusted(view):
-    """Fills the iteration by the parameters in force, after a look where one is due."""
+    """Fills the iteration by the parameters in force, after an update if one is due."""
     state, instance = view.state, view.instance
     memory, now_s = state.memory[instance], state.clock.now_ps / PS_PER_S
     if now_s >= memory[DUE_S] or memory[BLOCK] == 0.0:

@@ -1,34 +1,39 @@
-"""Admission order of waiting offline requests on a mixed instance: published orders, and one of ours.
+"""Admission order of waiting offline requests on a mixed instance: published orders, and one of
+ours.
 
-Iterations are filled as by `deadline`, so that policies of this kind differ in one decision: which of all the offline
-requests that wait on an instance is admitted next. `rule` names a score, of which the least wins; where the one that
-wins does not fit, none enters.
+Iterations are filled as by `deadline`, so policies of this kind differ only in which waiting
+offline request an instance admits next. `rule` names a score; the request with the least score is
+admitted. If it does not fit, none is.
 
-- `arrival`: as they came. `prefix`: in the order of a walk through the tree of all prompts (Echo 4.1; Preble's and
-  BatchLLM's grouping). Both are `deadline`'s own orders.
-- `lpm`, the longest prefix match: most tokens in the prefix cache (the default order of SGLang, arXiv 2312.07104).
+- `arrival`: order of arrival. `prefix`: order of a walk through the tree of all prompts (Echo 4.1;
+  Preble's and BatchLLM's grouping). Both are `deadline`'s own orders.
+- `lpm`, the longest prefix match: most tokens in the prefix cache (the default order of SGLang,
+  arXiv 2312.07104).
 - `dfs_weight`: the prefix that most waiting requests share (SGLang's other order).
 - `shortest`: the shortest context (shortest job first, as far as it is known).
-- `least_work`: fewest tokens to compute, those in the prefix cache left out.
-- `shared_work` (ours): the same, where a prefix that is not cached counts as divided among those that wait for it.
+- `least_work`: fewest uncached tokens to compute.
+- `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
+  it.
 
-To what the last three count, `output_weight` adds the output tokens that a request is believed to generate yet: what a
-length predictor says (`lengths`, docs/use.md), else the mean, which changes no order.
+In the last three, `output_weight` adds the predicted remaining output tokens: a length predictor's
+(`lengths`, docs/use.md), or else the mean, which changes no order.
 
-Every `refresh_s` the instance walks through its waiting requests, and keeps the `KEPT` of the least score: an engine
-cannot afford to look at thousands in each iteration. They are looked at again as soon as all of these have entered.
-Requests of a group, neighbours in the walk that share the first piece of their prompts, are looked up in the cache
-once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised: each request is one of its
-own.
+Every `refresh_s`, or when its list is empty, the instance scores all waiting requests and keeps the
+`KEPT` lowest: an engine cannot afford to score thousands in each iteration. Requests of a group,
+neighbours in the walk with the same first piece of prompt, are looked up in the cache once. With
+`waiting_order` arrival the walk is by arrival, and each request is its own group.
 
-Prefixes are told apart by their first `Trace.block_tokens` tokens, where prefix caching is on. So a system prompt
-of that length before all prompts makes one group of them, and `shared_work` divides it alone.
+Prefixes are distinguished by their first `Trace.block_tokens` tokens, if prefix caching is on. A
+system prompt of that length before all prompts therefore makes them one group, and `shared_work`
+divides only that.
 
-`affinity` is of several instances: an offline request goes to the instance that a hash of its first piece names, or
-to the next one after it whose offline requests are at most 1 + `affinity` times the mean (hashing with bounded loads,
-after Mirrokni, Thorup and Zadimoghaddam 2018); 0: to where `deadline` sends it.
+`affinity` is for several instances: an offline request goes to the instance that a hash of its
+first piece names, or to the next one with at most 1 + `affinity` times the mean offline requests
+(hashing with bounded loads, after Mirrokni, Thorup and Zadimoghaddam 2018). With 0 it goes where
+`deadline` routes it.
 
-Parameters besides those of `deadline`: conf/policy/admitter.yaml. What orders are worth: docs/learned.md.
+Parameters besides those of `deadline`: conf/policy/admitter.yaml. Results of the orders:
+docs/learned.md.
 """
 
 import math
@@ -74,8 +79,8 @@ OWN = (
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)
 
-# Places of State.memory behind those of `deadline`: when all are looked at again, how many are kept, and these: their
-# slots, and behind them their scores.
+# Places of State.memory behind those of `deadline`: time of the next scoring, number of kept
+# requests, their slots, and their scores.
 KEPT = 12
 DUE_S = GIVEN + MOST_GIVEN
 COUNT, SLOTS = DUE_S + 1, DUE_S + 2
@@ -87,7 +92,7 @@ if SCORES + KEPT > s.MEMORY:
 # --- Walking through what waits -------------------------------------------------------------------------------------
 @inlined
 def first_of(state, instance):
-    """The first waiting offline request of the walk, -1 where none waits."""
+    """The first waiting offline request of the walk, or -1."""
     if state.config.waiting_order > 0:
         return np.int64(next_in_order(state, instance, 0))
     return np.int64(state.instances[instance].offline_head)
@@ -95,7 +100,7 @@ def first_of(state, instance):
 
 @inlined
 def next_of(state, instance, slot):
-    """The one after a waiting offline request, or -1."""
+    """The next waiting offline request of the walk, or -1."""
     if state.config.waiting_order > 0:
         return np.int64(next_in_order(state, instance, rank_of(state, slot) + 1))
     return np.int64(state.requests[slot].next)
@@ -103,7 +108,7 @@ def next_of(state, instance, slot):
 
 @inner
 def common_tokens(state, one, other):
-    """Prompt tokens, in whole pieces, that two requests have in common from the first on."""
+    """Prompt tokens, in whole pieces, of the common prefix of two requests."""
     (a, pieces), (b, more) = prompt_names(state, one), prompt_names(state, other)
     index, most = np.int64(0), min(pieces, more)
     while index < most and state.hash_ids[a + index] == state.hash_ids[b + index]:
@@ -113,14 +118,14 @@ def common_tokens(state, one, other):
 
 @inlined
 def whole_pieces(state, slot):
-    """Tokens of the pieces of a prompt that are whole."""
+    """Tokens of the whole pieces of a prompt."""
     piece = state.config.hash_tokens
     return min(prompt_names(state, slot)[1], state.requests[slot].prompt_tokens // piece) * piece
 
 
 @inner
 def members_of(state, instance, slot):
-    """How many requests from one on, in the order of the walk, share its first piece; at least itself."""
+    """How many requests from `slot` on, in the order of the walk, share its first piece; at least 1."""
     first, pieces = prompt_names(state, slot)
     count = np.int64(1)
     if pieces == 0 or state.config.waiting_order == 0:
@@ -158,7 +163,7 @@ def score_by_rule(state, slot, index, cached, members, shared):
 
 @inlined
 def keep(memory, slot, score):
-    """Puts a request among those that are kept, if its score is less than one of theirs; of equals the first stays."""
+    """Inserts a request into the kept list if its score is low enough; among equals the first stays."""
     count = np.int64(memory[COUNT])
     if count == KEPT and score >= memory[SCORES + KEPT - 1]:
         return
@@ -172,7 +177,7 @@ def keep(memory, slot, score):
 
 @inner
 def rank(state, instance):
-    """Looks at all waiting offline requests of an instance, and keeps those of the least score."""
+    """Scores all waiting offline requests of an instance, and keeps the lowest."""
     memory = state.memory[instance]
     memory[COUNT] = 0.0
     slot, index = first_of(state, instance), np.int64(0)
@@ -184,7 +189,7 @@ def rank(state, instance):
             common = common_tokens(state, head, slot) if head >= 0 else in_common
             if head >= 0 and fresh and (found < common or common >= whole_pieces(state, slot)):
                 cached = min(found, common, tokens - 1)
-            else:  # the first of its prefix, one whose prefix goes on, or preempted: its own content may be left
+            else:  # the first with its prefix, one with a longer prefix, or preempted: more may be cached
                 cached = np.int64(get_computed_blocks(state, instance, slot)[0])
                 if fresh:
                     head, found = slot, cached
@@ -197,7 +202,8 @@ def rank(state, instance):
 # --- Decisions ------------------------------------------------------------------------------------------------------
 @inner
 def next_kept(state, instance):
-    """The waiting request of the least score among those kept, which may be looked up again; -1: none waits."""
+    """The kept waiting request with the least score, after a new scoring if the list is empty; -1:
+    none waits."""
     spec, memory = state.instances[instance], state.memory[instance]
     for _ in range(2):
         while memory[COUNT] > 0.0:
@@ -215,7 +221,7 @@ def next_kept(state, instance):
 
 @inlined
 def drop_first(memory):
-    """Takes the first of the requests that are kept from them."""
+    """Removes the first request from the kept list."""
     count = np.int64(memory[COUNT]) - 1
     for place in range(count):
         memory[SLOTS + place], memory[SCORES + place] = memory[SLOTS + place + 1], memory[SCORES + place + 1]
@@ -224,7 +230,8 @@ def drop_first(memory):
 
 @inner
 def admit_by_score(state, instance, row):
-    """Admits waiting offline requests to an open iteration, the least score first, until one does not fit."""
+    """Admits waiting offline requests to an open iteration, the least score first, until one does
+    not fit."""
     if state.clock.now_ps / s.PS_PER_S >= state.memory[instance, DUE_S]:
         state.memory[instance, COUNT] = 0.0
     while row[OPEN_LEFT] > 0:
@@ -239,7 +246,7 @@ def admit_by_score(state, instance, row):
 
 @hook(COMPOSE)
 def compose(view):
-    """Fills the iteration as `deadline`, but for the offline requests that enter."""
+    """Fills the iteration as `deadline` does, except for the order of entering offline requests."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
     stage = spec.stage
@@ -253,7 +260,7 @@ def compose(view):
     for place in range(OPEN_FIGURES):
         row[place] = state.scratch[0, place]
     admit_by_score(state, instance, row)
-    if row[0] == 0 and spec.running == 0 and spec.online_head < 0:  # the engine is idle: what it would take is no bound
+    if row[0] == 0 and spec.running == 0 and spec.online_head < 0:  # an idle engine: nothing binds
         row[OPEN_UNTIL_PS], row[OPEN_CHUNK], row[OPEN_HEADROOM] = s.NEVER, 1, 0
         row[OPEN_LEFT] = row[OPEN_TOKENS]
         admit_by_score(state, instance, row)
@@ -268,8 +275,8 @@ def offline_of(state, instance):
 
 @hook(ROUTE, flushes=True)
 def route(view):
-    """The instance that the first piece of an offline request names, or the next that is not too full; else as
-    `deadline`."""
+    """Returns the instance that the first piece of an offline request names, or the next that is
+    not too full; otherwise as `deadline`."""
     state, slot, share = view.state, view.request, view.state.params[Q.affinity]
     first, pieces = prompt_names(state, slot)
     if state.requests[slot].urgent or share <= 0.0 or pieces == 0:
@@ -277,7 +284,7 @@ def route(view):
     count, total = state.config.relaxed_count, 1.0
     for instance in range(count):
         total += offline_of(state, instance)
-    # The bits of a number that counts up are no draw: multiplied by an odd constant the upper ones are (Knuth 6.4).
+    # Multiplied by an odd constant, the upper bits of a counter are hash bits (Knuth 6.4).
     mixed = np.uint64(state.hash_ids[first]) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
     named = np.int64(mixed) % count
     for step in range(count):
@@ -288,10 +295,10 @@ def route(view):
 
 
 def checked(policy, context):
-    """Refuses clusters of too few seats for an open iteration to be written down.
+    """Refuses clusters with too few slots to write down an open iteration.
 
     Raises:
-        UserError: there are fewer.
+        UserError: `max_batch` is too small.
     """
     if context.max_batch < OPEN_FIGURES:
         raise UserError(f"policy {policy.name}: max_batch is {context.max_batch}; expected {OPEN_FIGURES} or more")

@@ -1,33 +1,37 @@
-"""BROS (arXiv 2504.09590): real-time (online) and best-effort (offline) requests packed by time to deadline.
+"""BROS (arXiv 2504.09590): real-time (online) and best-effort (offline) requests packed by time to
+deadline.
 
-Every iteration: real-time requests, the one with the least time left first, while batch size, memory and the residual
-time of the most urgent one allow (Algorithm 1, lines 3 to 14); then best-effort ones, those with the least to swap in
-first, added or put in the place of the least urgent real-time request (lines 15 to 32). Prompts are computed whole.
-The batch size doubles until the time runs out, then starts again (4.2). Blocks are bidirectional (5), or plain.
+Every iteration takes real-time requests first, by least time left, while batch size, memory and the
+residual time of the most urgent one allow (Algorithm 1, lines 3 to 14). Then it takes best-effort
+requests, by least tokens to swap in; each is added, or replaces the least urgent real-time request
+(lines 15 to 32). Prompts are computed whole. The batch size doubles until the time runs out, then
+starts again (4.2). Blocks are bidirectional (5), or plain.
 
-Where the paper is silent or says two things, the choice is ours and a parameter:
-- k_i, "tokens left in the current token", is 1 (token groups are not defined in it), so T_avg counts in (6) alone.
-- Line 4 subtracts the residual time from the SLO twice; the text (4.2) has the residual of "the one closest to its
-  deadline [that] does not fail": the least time left of those whose deadline is ahead. Where all have failed their
-  tightest SLO bounds the iteration, and without real-time requests nothing does.
-- Line 3 puts requests first whose deadline has passed. They then take the memory of requests that are in time, which
-  fail in turn: beyond saturation all are swapped in and out for a token each. `late=last` puts failed requests last.
-- The first real-time request runs even where it takes longer than the residual time: else none would.
-- Lines 26 to 32 as printed may replace every real-time request. We keep (6) with x_i = 0 for each that is replaced:
-  t_i + k_i T_avg + T <= T_SLO. A replaced request keeps the blocks that it already has.
+Choices of ours where the paper is silent or contradicts itself, with parameters:
+- k_i, "tokens left in the current token", is 1 (the paper does not define token groups), so T_avg
+  counts only in (6).
+- Line 4 subtracts the residual time from the SLO twice. The text (4.2) has the residual of "the one
+  closest to its deadline [that] does not fail": the least time left among deadlines ahead. If all
+  have failed, their tightest SLO bounds the iteration; without real-time requests nothing does.
+- Line 3 puts failed requests first. These take the memory of requests that are in time, which fail
+  in turn: beyond saturation all are swapped in and out for a token each. `late=last` puts failed
+  requests last.
+- The first real-time request runs even if it exceeds the residual time: else none would.
+- Lines 26 to 32 as printed may replace every real-time request. We keep (6) with x_i = 0 for each
+  replaced one: t_i + k_i T_avg + T <= T_SLO. A replaced request keeps its blocks.
 - The batch size has no cap in the paper (`batch_cap`).
-- Drops (5.2, "first BE, then RT, based on the remaining time"): best-effort requests, the last to arrive first, then
-  real-time ones with more time left than the request that needs the memory, the one with most first. With
-  bidirectional blocks dropping a best-effort request frees nothing for a real-time one: it may take blocks that only
-  best-effort requests own anyway, and a block has one online owner.
-- Without bidirectional blocks "we simply perform recomputation for requests failing to acquire cache blocks" (7.4.1):
-  a request that lacks blocks drops others, in the order above.
-- Line 20 stops at the first best-effort request without a block: those with slots in host memory come after all that
-  wait for their first prompt, and wait with them.
-- Best-effort requests may fill the memory so that none of them can go on, each with slots in host memory or a block
-  short; the one that arrived last is then dropped, one an iteration, and if no request at all can run, until one can.
+- Drops (5.2, "first BE, then RT, based on the remaining time"): best-effort requests go first, the
+  last to arrive first. Real-time ones with more time left than the request in need follow, by most
+  time left. With bidirectional blocks, dropping a best-effort request frees nothing for a real-time
+  one: it may take blocks with only a best-effort owner anyway, and a block has one online owner.
+- Without bidirectional blocks "we simply perform recomputation for requests failing to acquire
+  cache blocks" (7.4.1): a request that lacks blocks drops others, in the order above.
+- Line 20 stops at the first best-effort request without a block. Requests with slots in host memory
+  come after all that wait for their first prompt, and wait with them.
+- Best-effort requests may fill the memory so that none can go on, each in host memory or a block
+  short. The last to arrive is then dropped, one an iteration; if no request can run, until one can.
 
-What other readings come to is measured in docs/readings.md.
+docs/readings.md has the results of other readings.
 """
 
 from baselines.bros_model import (
@@ -79,10 +83,11 @@ def _next_fresh(state, slot, which):
 
 @inner
 def schedule_online(state, instance, size, count, residual):
-    """Lines 5 to 14. Writes the real-time batch to State.picks; returns (how many, whether the time ran out).
+    """Lines 5 to 14. Writes the real-time batch to State.picks; returns (its size, whether the time
+    ran out).
 
-    Requests that have run are in State.scratch in order; the others are pulled from the waiting queue, which is in
-    order by itself (4.2, request pulling).
+    Requests that have run are sorted in State.scratch; fresh ones come from the waiting queue,
+    which is sorted already (4.2, request pulling).
     """
     spec, ready, i, out_of_time = state.instances[instance], 0, 0, False
     which = IN_TIME if state.params[P.late] == 1 else ANY
@@ -117,9 +122,10 @@ def schedule_online(state, instance, size, count, residual):
 
 @inner
 def _sort_best_effort(state, instance):
-    """Sorts best-effort requests that have run into State.scratch by M^cpu, then arrival; returns how many.
+    """Sorts best-effort requests that have run into State.scratch by M^cpu, then arrival; returns
+    how many.
 
-    A request that never ran has nothing in host memory, and waits in the order of arrival behind all that did.
+    Fresh requests have nothing in host memory, and wait behind these in the order of arrival.
     """
     spec, keys, slots_, count = state.instances[instance], state.scratch[0], state.scratch[1], 0
     for i in range(spec.offline_members):
@@ -143,7 +149,8 @@ def _may_be_replaced(state, instance, slot, cost):
 
 @inner
 def _replace(state, instance, slot, ready, total, size, residual):
-    """Lines 25 to 32: a best-effort request in the place of the least urgent real-time one. Whether it was."""
+    """Lines 25 to 32: replaces the least urgent real-time request by a best-effort one. Returns
+    whether it did."""
     if ready == 0:
         return False
     out = state.picks[ready - 1]
@@ -158,7 +165,7 @@ def _replace(state, instance, slot, ready, total, size, residual):
 
 @inner
 def _add_scheduled(state, instance, slot, sign):
-    """As `add_load`, for a request whose memory has been taken: nothing of it is in host memory any more."""
+    """As `add_load`, for a scheduled request, which has nothing in host memory any more."""
     sums, request = state.memory[instance], state.requests[slot]
     new = float(request.num_scheduled_tokens)
     if new == 1.0 and request.generated_tokens > 0:
@@ -170,7 +177,8 @@ def _add_scheduled(state, instance, slot, sign):
 
 @inner
 def schedule_offline(state, instance, size, ready, residual):
-    """Lines 15 to 32. Returns (size of the whole batch, whether all best-effort requests lack memory)."""
+    """Lines 15 to 32. Returns (size of the whole batch, whether all best-effort requests lack
+    memory)."""
     added, short_of_memory = 0, False
     count, i, total = _sort_best_effort(state, instance), 0, ready
     fresh = state.instances[instance].offline_head
@@ -189,7 +197,7 @@ def schedule_offline(state, instance, size, ready, residual):
             short_of_memory = True
             break
         if total == 0 or (total < size and cost_with(state, instance, slot) <= residual):
-            total += 1  # the first request runs whatever it takes, else none would
+            total += 1  # the first request runs, however long it takes
         elif _replace(state, instance, slot, ready, total, size, residual):
             ready -= 1
         else:
@@ -217,7 +225,8 @@ def schedule_iteration(state, instance, size):
 
 @inner
 def _drop_one(state, instance):
-    """Drops the best-effort request that arrived last, or, where there is none, the real-time one with most time."""
+    """Drops the best-effort request that arrived last or, without one, the real-time request with
+    most time left."""
     victim = last_best_effort(state, instance)
     for place in range(state.instances[instance].running if victim < 0 else 0):
         slot = state.members[BATCH, instance, place]
@@ -234,7 +243,7 @@ def compose(view):
     observe(state, instance)
     size = int(mine[SIZE]) if mine[SIZE] > 0 else int(state.params[P.batch_base])
     total, late = schedule_iteration(state, instance, size)
-    while total == 0 and spec.running > 0:  # all requests that hold memory lack some, so that none can go on
+    while total == 0 and spec.running > 0:  # every request that holds memory lacks some, so none can go on
         _drop_one(state, instance)
         total, late = schedule_iteration(state, instance, size)
     if total > 0:
@@ -244,7 +253,7 @@ def compose(view):
 
 
 def prepare(policy, context):
-    """Fits the cost model to profiled batches (4.1), where its coefficients are not given."""
+    """Fits the cost model to profiled batches (4.1), unless its coefficients are given."""
     if policy.values["decode_base"] or policy.values["prefill_base"]:
         return {}
     return fit(context.strict, int(policy.values["context_tokens"]), context.max_batch)

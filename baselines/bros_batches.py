@@ -1,4 +1,5 @@
-"""Best-effort requests in batches, each submitted when the last one is done, as BROS (arXiv 2504.09590) has them."""
+"""Submits best-effort requests in batches, each when the last one is done, as BROS does (arXiv
+2504.09590)."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Run, Simulation
 
-POLL_S = 0.2  # how soon a batch that is done is noticed
+POLL_S = 0.2  # polling interval for the end of a batch
 
 
 class BatchedWork:
-    """The requests of a simulation that has not begun, the offline ones to be submitted batch by batch.
+    """The requests of a simulation that has not begun, with the offline ones to be submitted batch
+    by batch.
 
-    They are moved behind all online ones of the trace, to arrive never; `submit` moves the next ones to the slots where
-    the event loop looks for arrivals. Online requests after the window never arrive. Nothing but the deadlines knows of
-    rows that have not arrived.
+    Offline requests are moved behind the trace's online ones and never arrive by themselves;
+    `submit_if_due` moves the next ones to the slots where the event loop looks for arrivals. Online
+    requests after the window never arrive. Only the deadlines refer to rows that have not arrived.
 
     Args:
         state: the episode.
@@ -33,14 +35,14 @@ class BatchedWork:
         self.start_ps, self.end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
         requests = state.requests
         online, late = requests["online"] == 1, requests["arrival_ps"] >= self.end_ps
-        self.next_slot, self.left = int((online & ~late).sum()), int((~online).sum())  # of the next ones, and how many
+        self.next_slot, self.left = int((online & ~late).sum()), int((~online).sum())  # and offline requests left
         self._reorder(np.concatenate([np.flatnonzero(online & ~late), np.flatnonzero(~online),
                                       np.flatnonzero(online & late)]))
         requests["arrival_ps"][self.next_slot :] = s.NEVER
         self.running = slice(0, 0)
 
     def _reorder(self, order: np.ndarray) -> None:
-        """Moves row order[i] of the requests to slot i, with the slots that deadlines name."""
+        """Moves row order[i] of the requests to slot i, and updates the slots in `deadlines`."""
         slots = np.empty(len(order), np.int64)
         slots[order] = np.arange(len(order))
         self.state.requests[:] = self.state.requests[order]
@@ -63,12 +65,12 @@ class BatchedWork:
 
 
 def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
-    """Plays a scenario whose offline part is `{mode: jobs, jobs: …}`, the jobs in batches.
+    """Simulates a scenario whose offline part is `{mode: jobs, jobs: …}`, with the jobs in batches.
 
     Args:
-        scenario: with more offline requests than will be served.
+        scenario: with more offline requests than can be served.
         policy: a name, or `name:param=value,…`.
-        batch: offline requests that are submitted as soon as the last ones are done.
+        batch: offline requests that are submitted together.
     """
     begun = time.perf_counter()
     simulation = Simulation(scenario, policy, whole=True)
@@ -85,7 +87,8 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
 
 
 def batched(scenario: Scenario, policy: str, *, batch: int) -> dict[str, Any]:
-    """Summary of such a run, with its iterations and the processor's time in all; this plays the points of a figure."""
+    """Summarises a run of `simulate_batches`, with its iterations and total processor time, for a
+    figure's points."""
     begun = time.process_time()
     run = simulate_batches(scenario, policy, batch)
     return {**summarise(run), "iterations": int(run.instances["steps_begun"].sum()),

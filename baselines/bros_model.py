@@ -1,16 +1,19 @@
 """Parts of BROS's Algorithm 1 (`baselines/bros.py`): parameters, cost model, deadlines, memory.
 
-The cost model (4.1) is a line in L^n and L^n L^a for each phase, fitted to profiled batches.
+The cost model (4.1) is linear in L^n and L^n L^a for each phase, fitted to profiled batches. All
+prompts of an iteration take `t_exec = (a0 L^n + a1 L^n L^a + b)` (L^a = L^n, as nothing of them is
+cached), and all its decodes the same form (L^n requests, L^a total context tokens). `t_swap` is
+linear in the tokens to load from host memory; the profiled link has a bandwidth and no base. An
+iteration takes the longer of both.
 
-`t_exec = (a0 L^n + a1 L^n L^a + b)` for all prompts of an iteration together (L^a = L^n, as nothing of them is cached)
-plus the same form for all its decodes (L^n requests, L^a tokens of context in all); `t_swap` is linear in what has to
-come back from host memory (profiling the link finds its bandwidth and no base); an iteration takes the longer of both.
-The paper samples sequence lengths "at exponential intervals of 2" up to context length times largest batch. Ours:
-batches that do not fit the KV memory are left out, and the fit is of relative errors (of absolute ones, the largest
-batches alone would count). L^n L^a of a batch is the product of its sums, as (3) and (4) say; attention's work is
-rather the sum of the requests' own products, which the model therefore misses (docs/readings.md).
+The paper samples sequence lengths "at exponential intervals of 2" up to context length times
+largest batch. Ours leaves out batches that exceed the KV memory, and fits relative errors (with
+absolute ones, only the largest batches would count). L^n L^a of a batch is the product of its sums,
+as in (3) and (4). Attention's work is the sum of the requests' own products, which the model misses
+(docs/readings.md).
 
-Sums of the batch that is being composed lie in State.memory behind what BROS keeps from one iteration to the next.
+The sums of the batch under composition lie in State.memory behind BROS's values that persist
+between iterations.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ SUMS = 3
 # --- Cost model (4.1) -----------------------------------------------------------------------------------------------
 @inner
 def load_of(state, slot):
-    """(Tokens of a prompt, of a decode: 0 or 1, its context, tokens in host memory) that a request adds to a batch."""
+    """Returns what a request adds to a batch: (prompt tokens, decodes: 0 or 1, their context,
+    tokens in host memory)."""
     request = state.requests[slot]
     back = float(request.host_tokens)
     new = float(length(state, slot) - max(request.num_computed_tokens, request.host_tokens))
@@ -68,7 +72,7 @@ def load_of(state, slot):
 
 @inner
 def add_load(state, instance, slot, sign):
-    """Adds a request to the batch's sums, or (sign -1) takes it out."""
+    """Adds a request to the batch's sums, or (sign -1) removes it."""
     sums = state.memory[instance]
     prompt, decode, context, back = load_of(state, slot)
     sums[SUMS + PROMPTS] += sign * prompt
@@ -103,7 +107,7 @@ def cost_with(state, instance, slot):
 
 @inner
 def observe(state, instance):
-    """T_avg: moving average of the iterations so far, in ps."""
+    """Updates T_avg, the moving average of iteration latencies, in ps."""
     spec, mine = state.instances[instance], state.memory[instance]
     if spec.steps_begun == mine[STEPS]:
         return
@@ -116,7 +120,7 @@ def observe(state, instance):
 # --- Time to deadline (lines 3 and 4) -------------------------------------------------------------------------------
 @inner
 def target_ps(state, slot):
-    """T_SLO of a request's next token: TTFT of the first, TPOT of the others."""
+    """T_SLO of a request's next token: TTFT for the first, TPOT for the others."""
     request = state.requests[slot]
     return request.ttft_slo_ps if request.generated_tokens == 0 else request.tpot_slo_ps
 
@@ -131,21 +135,24 @@ def remaining_ps(state, slot):
 
 @inner
 def order_ps(state, slot):
-    """Sort key of line 3: the remaining time, far behind all others where requests past their deadline go last."""
+    """Sort key of line 3: the remaining time; with `late=last`, failed requests sort behind all
+    others."""
     rest = remaining_ps(state, slot)
     return rest + s.NEVER if state.params[P.late] == 1 and rest <= 0 else rest
 
 
 @inner
 def is_fresh(state, slot):
-    """Whether a waiting request has never run: the waiting queue is in the order of arrival for those alone."""
+    """Whether a waiting request has never run. Only such requests are in order of arrival in the
+    waiting queue."""
     request = state.requests[slot]
     return request.generated_tokens == 0 and request.evictions == 0
 
 
 @inner
 def sort_pending(state, instance):
-    """Sorts the real-time requests that have run into State.scratch by remaining time; returns how many."""
+    """Sorts the real-time requests that have run into State.scratch by remaining time; returns how
+    many."""
     spec, keys, slots_, count = state.instances[instance], state.scratch[0], state.scratch[1], 0
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
@@ -164,8 +171,8 @@ def sort_pending(state, instance):
 
 @inner
 def residual_ps(state, instance, count):
-    """T_res, in ps: the least time left of a real-time request whose deadline is ahead; the tightest SLO where none is;
-    NEVER without real-time requests."""
+    """T_res, in ps: the least time left among real-time deadlines ahead; the tightest SLO if all
+    have failed; NEVER without real-time requests."""
     least, target = s.NEVER, s.NEVER
     for i in range(count):
         slot = state.scratch[1, i]
@@ -183,7 +190,8 @@ def residual_ps(state, instance, count):
 # --- Memory: FindBlock, FindPreemptBlock, drops (5.2) ---------------------------------------------------------------
 @inner
 def missing_memory(state, instance, slot):
-    """Memory that a request lacks to compute its whole context: blocks, or (best-effort, bidirectional) slots."""
+    """Memory that a request lacks for its whole context: blocks, or (best-effort, bidirectional)
+    slots."""
     if paired(state):
         return pair_need(state, instance, slot, length(state, slot))
     return max(0, blocks_for(state, length(state, slot)) - state.requests[slot].blocks)
@@ -204,14 +212,15 @@ def seat_for(state, instance, slot):
 
 @inner
 def fits(state, instance, slot):
-    """Whether a request may run with its whole context: blocks or slots, and a seat."""
+    """Whether a request may run with its whole context: blocks or slots, and a running slot."""
     return missing_memory(state, instance, slot) <= available_memory(state, instance, slot) and seat_for(
         state, instance, slot)
 
 
 @inner
 def find_preempt_block(state, instance, slot, first, count):
-    """Whether a real-time request fits if all are dropped that may be, scratch[1, first:count] among them."""
+    """Whether a real-time request fits once all permitted requests are dropped, including
+    scratch[1, first:count]."""
     need = missing_memory(state, instance, slot) - available_memory(state, instance, slot)
     if need <= 0:
         return seat_for(state, instance, slot)
@@ -234,7 +243,8 @@ def drop(state, instance, slot):
 
 @inner
 def last_best_effort(state, instance):
-    """The running best-effort request that arrived last, of those without tokens in this iteration; or -1."""
+    """The running best-effort request that arrived last among those without tokens in this
+    iteration, or -1."""
     last = -1
     for i in range(state.instances[instance].offline_members):
         slot = state.members[s.OFFLINE, instance, i]
@@ -245,7 +255,8 @@ def last_best_effort(state, instance):
 
 @inner
 def make_room(state, instance, slot, first, count):
-    """Drops the requests that `find_preempt_block` counted, first best-effort, then real-time ones."""
+    """Drops the requests that `find_preempt_block` counted, best-effort ones first. Returns whether
+    the request then fits."""
     last = count - 1
     while not fits(state, instance, slot):
         victim = -1 if paired(state) else last_best_effort(state, instance)
@@ -261,7 +272,7 @@ def make_room(state, instance, slot, first, count):
 
 @inner
 def run_request(state, instance, slot):
-    """Schedules all missing tokens of a request; False where memory is short after all."""
+    """Schedules all missing tokens of a request; False if memory is short after all."""
     if state.requests[slot].status == s.WAITING:
         admit(state, instance, slot, length(state, slot))
         return True
@@ -273,7 +284,8 @@ NAMES = ("prefill_linear", "prefill_product", "prefill_base", "decode_linear", "
 
 
 def iteration_ps(table: CostTable, prefills: Sequence[int], decodes: Sequence[int]) -> float:
-    """True latency in ps of an iteration with prompts of these lengths and decodes at these context lengths."""
+    """True latency in ps of an iteration with prompts of these lengths and decodes at these context
+    lengths."""
     return float(mixed_latency_ps(table, [list(prefills)], 0, [len(decodes)], [sum(decodes)])[0])
 
 
@@ -282,12 +294,13 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def fit(table: CostTable, context_tokens: int, max_batch: int, block_tokens: int = 16) -> dict[str, float]:
-    """Fits the six coefficients of t_exec (`NAMES`), in ps, to batches of powers of two that fit the KV memory.
+    """Fits the six coefficients of t_exec (`NAMES`), in ps, to batches of powers of two that fit
+    the KV memory.
 
     Args:
         table: the instance's cost table.
         context_tokens: the model's longest sequence.
-        max_batch: most sequences of a batch, at most what the table knows.
+        max_batch: most sequences of a batch, capped by the table.
         block_tokens: tokens of a KV block.
     """
     sizes = _powers_of_two(min(max_batch, len(table.decode_lines) - 1))
@@ -299,7 +312,7 @@ def fit(table: CostTable, context_tokens: int, max_batch: int, block_tokens: int
 
 
 def _least_squares(samples: Sequence[tuple[int, int, float]]) -> list[float]:
-    """a0, a1 and b of one phase from (L^n, L^n L^a, ps): none negative, as each is a cost."""
+    """a0, a1 and b of one phase from (L^n, L^n L^a, ps), none negative."""
     new, product, ps = (np.array(column, np.float64) for column in zip(*samples, strict=True))
     terms = np.stack([new, product, np.ones(len(new))], axis=1) / ps[:, None]
     return least_squares(terms, np.ones(len(ps))).tolist()

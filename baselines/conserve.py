@@ -1,27 +1,29 @@
-"""ConServe (arXiv 2410.01228, v2): offline work harvests what online requests leave, and yields within layers.
+"""ConServe (arXiv 2410.01228, v2): offline work harvests idle capacity, and yields to online
+requests within layers.
 
-Three parts, each of which a parameter turns off:
+Three parts, each with a parameter that turns it off:
+* The scheduler sizes iterations by a latency profile. Online requests come first. Offline decodes
+  and prefill follow while the predicted latency keeps the online requests' time between tokens,
+  `tbt_share` of the TPOT SLO (the tightest class). The paper uses 1 with a P99 SLO. Here the SLO is
+  on the mean, which iterations with online prompts raise, so the default is 0.8. Without online
+  requests an iteration takes `offline_batched_tokens`, which uses the chip best.
+* Layer-wise preemption (`preemption`, `safepoint_layers`): an online request that arrives during an
+  offline-only iteration stops it at the next safepoint between layers, if the rest of the iteration
+  and the prefills up to its own would violate its TTFT.
+* Incremental checkpoints (`preempted_kv`): the KV memory of offline requests is copied to the host
+  as they run, overlapping computation, so that it can be taken immediately. A request resumes by
+  reading its copy.
 
-* The scheduler sizes iterations by a profile of latencies. Online requests come first; then offline decodes and
-  prefill as long as the predicted latency keeps the online requests' time between tokens (`tbt_share` of the TPOT SLO,
-  of several classes the tightest: 1 in the paper, whose promise is a P99; the mean of such iterations and of those
-  with online prompts is above TPOT, which is what is promised here, so 0.8 is shipped). Without online requests an
-  iteration takes what makes the most of the chip (`offline_batched_tokens`).
-* Layer-wise preemption (`preemption`, `safepoint_layers`): an online request that arrives during an iteration of
-  offline work alone stops it at the next safepoint between layers, if it would miss its TTFT otherwise: by the rest of
-  the iteration and the prefills before and of its own.
-* Incremental checkpoints (`preempted_kv`): what offline requests compute is copied to the host as they run, beside the
-  computation, so that their memory can be taken at once; a request comes back by reading its copy.
+Source: the abstract of v2 and a reader's summary with numbers of the profile, safepoints and
+ablation, not the paper's text; so no section is cited. Open, so parameters: the token budget beside
+the latency budget, and the host's memory (`host_gib`; the paper's server has 2 TB with 8 chips).
+The latency budget does not bound online prefill.
 
-Read were the abstract of v2 and a reader's summary of it, with figures of the profile, of safepoints and of the
-ablation, not the paper's text: so no section is named here. Open to us, so parameters: the token budget beside the
-latency budget, and the host's memory (`host_gib`; the paper's server has 2 TB beside 8 chips). The latency budget does
-not bound online prefill.
-
-Ours: the profile is the simulator's belief (`predictor`), as good or bad as the scenario says, rather than the paper's
-regression on new tokens and context (error below 4 %). A stopped iteration is lost as a whole. Waiting requests are
-read back when they are admitted, as many as the link carries within the iteration's budget, and at least one; the
-copying is the link's only load. The offline request that was admitted last gives way.
+Ours: the profile is the simulator's predictor (`predictor`), as accurate as the scenario sets, not
+the paper's regression on new tokens and context (error below 4 %). A stopped iteration is lost as a
+whole. Waiting requests are read back at admission, as many as the link carries within the
+iteration's budget, and at least one; the copying is the link's only load. The most recently
+admitted offline request is preempted first.
 """
 
 import numpy as np
@@ -60,7 +62,7 @@ PARAMS = (
     Param("host_gib", "host memory for copies, GiB an instance", 0, 1_000_000),
 )
 P = slots(PARAMS)
-ALWAYS, NOT_AT_ALL = 1, 2  # of `preemption`
+ALWAYS, NOT_AT_ALL = 1, 2  # values of `preemption`
 
 
 # --- Copies on the host ---------------------------------------------------------------------------------------------
@@ -83,7 +85,8 @@ def link_tokens(state, instance, budget_ps):
 # --- The latency-aware scheduler ------------------------------------------------------------------------------------
 @inner
 def admit_offline(state, instance, sums, left, until_ps, link):
-    """Admits waiting offline requests while their chunks stay within `until_ps` and their copies within the link."""
+    """Admits waiting offline requests while their chunks stay within `until_ps` and their copies
+    within the link."""
     spec, how = state.instances[instance], np.int64(state.params[P.preempted_kv])
     while left > 0:
         slot = first_waiting(state, instance, OFFLINE_CLASS)
@@ -103,7 +106,8 @@ def admit_offline(state, instance, sums, left, until_ps, link):
 
 @inner
 def fill_offline(state, instance, sums, left, until_ps):
-    """Offline decodes, then prefill under way, then waiting requests, within a believed latency."""
+    """Adds offline decodes, then running prefills, then waiting requests, within a predicted
+    latency."""
     how, one = np.int64(state.params[P.preempted_kv]), np.int64(1)
     sums, left = schedule_decodes(state, instance, sums, left, OFFLINE_CLASS, until_ps, how)
     sums, left = schedule_running_chunks(state, instance, sums, left, OFFLINE_CLASS, until_ps, one, how)
@@ -113,7 +117,8 @@ def fill_offline(state, instance, sums, left, until_ps):
 
 @hook(COMPOSE)
 def compose(view):
-    """One iteration: online requests, and offline ones within what keeps their time between tokens."""
+    """Composes an iteration: online requests, then offline ones within the online time between
+    tokens."""
     state, instance = view.state, view.instance
     spec, how = state.instances[instance], np.int64(state.params[P.preempted_kv])
     copy_new(state, instance)
@@ -130,7 +135,7 @@ def compose(view):
 # --- Layer-wise preemption ------------------------------------------------------------------------------------------
 @hook(INTERRUPT)
 def yield_to(view):
-    """Stops an iteration of offline work alone where the request that arrives would miss its TTFT otherwise."""
+    """Stops an offline-only iteration if the arriving request would otherwise violate its TTFT."""
     state, spec, request = view.state, view.state.instances[view.instance], view.state.requests[view.request]
     rule = state.params[P.preemption]
     if rule == NOT_AT_ALL:

@@ -1,39 +1,43 @@
-"""Deadline: an iteration of a mixed instance lasts as long as its online requests are ahead of their deadlines. Ours.
+"""Deadline: an iteration of a mixed instance lasts as long as its online requests are ahead of
+their deadlines. Ours.
 
-A request has its k-th token after the first in time if it comes within k times its TPOT SLO of the first: with each
-token in time the SLO is kept, however many tokens follow (docs/protocol.md). So what a request has gained by short
-iterations may be spent on a long one. Each iteration:
+A request's k-th token after the first is in time if it comes within k times its TPOT SLO of the
+first. If every token is in time the SLO holds, however many tokens follow (docs/protocol.md). So
+time that a request gained in short iterations may be spent on a long one. Each iteration:
 
-1. *Budget.* B = min over the online requests that decode of first token + k s TPOT - now, with s = `tpot_share`; at
-   least `least_iteration_s`, and at most `longest_iteration_s`, which stands alone where none decodes. Requests whose
-   first token came after the TTFT SLO have no promise left to keep and are left out, as are those given up (5).
-2. *Due.* Online prompts under way or waiting, in the order of arrival, must each be computed by arrival + f TTFT, with
-   f = `ttft_share`. With W the believed prefill up to and including one, online prefill is due if now + W is past that
-   time for one of the first `DUE_PROMPTS` prompts, unless it is past arrival + TTFT: that one is lost. `ttft_share` 0
-   is prefill that never waits; above 1 it is never due.
-3. *Online work.* Every online decode. Prefill, if due, up to the token budget, however long the iteration gets; else
-   within B and in chunks of at least `online_chunk`, so that slack is saved for a chunk that is worth the overhead of
-   an iteration with prefill.
-4. *Offline work.* Decodes within B and within `decode_share` s TPOT (of several classes the tightest; where no online
-   request decodes, within B alone), so that slack can be saved; the others are parked with their memory. Prefill within
-   `offline_share` B, which leaves slack for online prompts that arrive next, in chunks of at least `offline_chunk`, and
-   not while online prefill is held back. A request is admitted if `headroom_share` of the blocks then stay free, for
-   contexts to grow into, and besides what the running requests and this one take until each has `growth` times the
-   mean output of its class (as `memory_gate` on pools; 0: they are not counted as grown).
-5. *Giving up.* Of the online requests that an instance has seen within `violation_window_s` (forgotten exponentially),
-   a share `give_up_share` may be missed. Late first tokens are charged to it. What is left goes to the request that
-   bounds B, where B would grow by `give_up_gain_s` or more without it: that frees most, as no other bounds B. It is
-   served on, but bounds no iteration.
+1. *Budget.* B = min over the online requests that decode of first token + k s TPOT - now, with s =
+`tpot_share`; at least `least_iteration_s`, at most `longest_iteration_s`, which is B if none
+decodes. Requests whose first token came after the TTFT SLO have violated already and are left out,
+as are those given up (5).
+2. *Due.* Online prompts, running or waiting in the order of arrival, must each be computed by
+arrival + f TTFT, with f = `ttft_share`. W is the predicted time of prefill up to and including a
+prompt. Online prefill is due if now + W is past that time for one of the first `DUE_PROMPTS`
+prompts. A prompt with now + W past arrival + TTFT is lost and does not count. With `ttft_share` 0
+prefill never waits; above 1 it is never due.
+3. *Online work.* Every online decode. Prefill, if due, up to the token budget, however long the
+iteration gets. Otherwise it stays within B and in chunks of at least `online_chunk`, so that a
+chunk is worth the overhead of an iteration with prefill.
+4. *Offline work.* Decodes stay within B and within `decode_share` s TPOT (of the tightest class;
+without online decodes, within B only), which saves slack; the others pause with their memory.
+Prefill stays within `offline_share` B, which leaves slack for the next online prompts, in chunks of
+at least `offline_chunk`, and waits while online prefill is held back. A request is admitted if
+enough blocks then stay free: `headroom_share` of all, and what the running requests and this one
+need until each has `growth` times the mean output of its class (as `memory_gate` on pools; 0: no
+growth).
+5. *Giving up.* Of the online requests that an instance has seen within `violation_window_s` (with
+exponential decay), a share `give_up_share` may violate. Late first tokens use it up first. The rest
+goes to the request that bounds B, if B grows by `give_up_gain_s` or more without it. That request
+is still served, but bounds no iteration.
 
-What a prefill iteration costs by itself differs from chip to chip: where a chunk hides behind the decodes' memory
-traffic a few tokens are worth it, elsewhere thousands. With `chunk_efficiency` e above 0 a chunk may be smaller than
-`online_chunk` and `offline_chunk`: as small as its tokens cost at most 1/e of what they cost in a long chunk, beside
-the decodes that run, by the instance's belief.
+The overhead of a prefill iteration differs by chip: where a chunk hides behind the decodes' memory
+traffic a few tokens suffice, elsewhere thousands. With `chunk_efficiency` e above 0, chunks may be
+smaller than `online_chunk` and `offline_chunk`, as long as a token's predicted cost beside the
+running decodes is at most 1/e of that in a long chunk.
 
-All latencies are the instance's belief; `ooco_gym/policy/latency_budget.py` fills the iteration. An arrival goes to the
-instance with the fewest requests of its class, as offline requests say little of online load.
+All latencies are the instance's predictions; `ooco_gym/policy/latency_budget.py` fills the
+iteration. An arrival goes to the instance with the fewest requests of its class.
 
-Parameters: `conf/policy/deadline.yaml`; what they are worth on four workloads: docs/learned.md.
+Parameters: `conf/policy/deadline.yaml`. Their effect on four workloads: docs/learned.md.
 """
 
 import math
@@ -76,10 +80,11 @@ PARAMS = (
           10.0),
 )
 P = slots(PARAMS)
-DUE_PROMPTS = 16  # online prompts that are looked at
-LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_efficiency`, and the one they are held to
+DUE_PROMPTS = 16  # online prompts that are checked
+LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_efficiency`, and the long one
 
-# Places of State.memory: requests that may yet be missed, when that was last worked out, the next of GIVEN.
+# Places of State.memory: requests that may still violate, time of their last update, the next index
+# of GIVEN.
 CREDIT, SEEN_PS, NEXT = 0, 1, 2
 
 
@@ -99,7 +104,7 @@ class Settings(NamedTuple):
 
 @inlined
 def settings_of(state):
-    """The policy's own."""
+    """The policy's own parameters."""
     p = state.params
     return Settings(p[P.tpot_share], p[P.ttft_share], p[P.decode_share], p[P.offline_share], p[P.online_chunk],
                     p[P.offline_chunk], p[P.least_iteration_s], p[P.headroom_share], p[P.give_up_share])
@@ -124,7 +129,7 @@ def is_late(state, slot):
 
 @inner
 def forget(state, instance):
-    """Lets the requests that may yet be missed fade with time, by `violation_window_s`."""
+    """Decays the number of requests that may still violate, by `violation_window_s`."""
     memory, now = state.memory[instance], float(state.clock.now_ps)
     window_ps = state.params[P.violation_window_s] * PS_PER_S
     memory[CREDIT] *= steady(math.exp(-(now - memory[SEEN_PS]) / window_ps))
@@ -134,9 +139,10 @@ def forget(state, instance):
 # --- The budget -----------------------------------------------------------------------------------------------------
 @inner
 def survey(state, instance, settings):
-    """Looks over the online requests that decode.
+    """Surveys the online requests that decode.
 
-    Returns (the least slack in ps, NEVER where none has a promise; its request or -1; the least slack of the others).
+    Returns (the least slack in ps, NEVER if no request has an SLO left; its request or -1; the
+    second least slack).
     """
     memory, share = state.memory[instance], settings.tpot_share
     least, tightest, second = NEVER, np.int64(-1), NEVER
@@ -161,7 +167,8 @@ def survey(state, instance, settings):
 
 @inner
 def due_with(state, instance, slot, tokens, work_ps, settings):
-    """(Prefill up to and including a prompt of which `tokens` are left in ps, whether it is due)."""
+    """Returns (predicted prefill time in ps up to and including a prompt with `tokens` left,
+    whether it is due)."""
     request, now = state.requests[slot], begins_ps(state, instance)
     work_ps += predict_prefill(state, instance, tokens)
     due_ps = request.arrival_ps + np.int64(settings.ttft_share * request.ttft_slo_ps)
@@ -171,7 +178,7 @@ def due_with(state, instance, slot, tokens, work_ps, settings):
 
 @inner
 def prefill_due(state, instance, settings):
-    """Whether online prefill can wait no longer: one of the first online prompts would be late (step 2)."""
+    """Whether online prefill is due (step 2)."""
     work_ps, looked, due = np.int64(0), 0, False
     for place in range(state.instances[instance].running):
         slot = np.int64(state.members[BATCH, instance, place])
@@ -188,7 +195,8 @@ def prefill_due(state, instance, settings):
 
 @inner
 def budget(state, instance, settings):
-    """(How long the next iteration may take in ps, whether an online request bounds it): steps 1 and 5."""
+    """Returns (longest allowed latency of the next iteration in ps, whether an online request
+    bounds it): steps 1 and 5."""
     p, memory = state.params, state.memory[instance]
     longest = np.int64(p[P.longest_iteration_s] * PS_PER_S)
     if settings.give_up_share > 0.0:
@@ -228,8 +236,8 @@ def route(view):
 # --- Chunks ---------------------------------------------------------------------------------------------------------
 @inner
 def worthwhile_chunk(state, instance, efficiency):
-    """Fewest tokens (a power of two from `LEAST_CHUNK` on, at most `LONG_CHUNK`) of which each costs at most
-    1 / `efficiency` of one in a long chunk, beside all decodes that run."""
+    """Fewest tokens (a power of two from `LEAST_CHUNK` on, at most `LONG_CHUNK`) each of which
+    costs at most 1 / `efficiency` of one in a long chunk, beside the running decodes."""
     belief, sums = state.instances[instance].belief, NO_SUMS
     for place in range(state.instances[instance].running):
         slot = np.int64(state.members[BATCH, instance, place])
@@ -248,7 +256,7 @@ def worthwhile_chunk(state, instance, efficiency):
 
 @inner
 def beside(state, belief, sums, tokens):
-    """Believed latency of an iteration of these sums and a prompt of so many tokens, in ps."""
+    """Predicted latency of a batch with these sums and a prompt of `tokens` tokens, in ps."""
     reach = np.int64(tokens)
     return sums_latency(state, belief, add_to_sums(state, belief, sums, reach, reach, True))
 
@@ -256,8 +264,8 @@ def beside(state, belief, sums, tokens):
 # --- Memory ---------------------------------------------------------------------------------------------------------
 @inner
 def blocks_to_grow(state, instance, growth):
-    """(Blocks that the running requests, and an offline one that enters, take until each has `growth` mean outputs,
-    those of each further one that enters)."""
+    """Returns (blocks that the running requests and one new offline request need until each has
+    `growth` mean outputs, blocks for each further offline request)."""
     seen, room = state.observed, state.config.block_tokens
     one = growth * seen.offline_output_mean
     tokens = one

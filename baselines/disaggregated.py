@@ -1,21 +1,22 @@
 """The P/D-disaggregated systems that OOCO is compared with (OOCO, arXiv 2511.21862, 5.1.4).
 
-`base_pd`: a standard prefill/decode-disaggregated engine that does not know of classes. Offline requests are treated as
-online ones: first come, first served prefill on the prefill (relaxed) pool, a push to the decode (strict) pool as soon
-as its memory allows, and everything resident decodes in every step. Where memory is short, the request that joined last
-is evicted and recomputed (as vLLM does).
+`base_pd`: a standard prefill/decode-disaggregated engine without request classes. Offline requests
+are treated as online ones: first come, first served prefill on the prefill (relaxed) pool, and a
+push to the decode (strict) pool as soon as its memory allows. All resident requests decode in every
+step. If memory is short, the request that joined last is evicted and recomputed (as in vLLM).
 
-`online_priority`: base P/D made aware of classes, as HyGen and Echo would be if ported to P/D pools. Offline requests
-are prefilled only while no online request waits, the decode batch is capped to protect the TPOT SLO, and online work
-replaces offline work: in the batch (offline requests beyond the cap pause, their KV memory kept) and in memory (the
-offline request that joined last is evicted and recomputed). Roles are fixed: a prefill instance never decodes. The
-paper gives no cap; with `batch_cap: 0` it is the largest batch whose step stays within `cap_share` of the TPOT SLO at
-the workload's mean context, and `capacity` tunes it.
+`online_priority`: base P/D with request classes, as HyGen and Echo would be if ported to P/D pools.
+Offline requests are prefilled only while no online request waits, and the decode batch is capped to
+protect the TPOT SLO. Online work replaces offline work, in the batch (offline requests beyond the
+cap pause, with their KV memory kept) and in memory (the offline request that joined last is evicted
+and recomputed). A prefill instance never decodes. The paper gives no cap; with `batch_cap: 0` it is
+the largest batch whose step stays within `cap_share` of the TPOT SLO at the workload's mean
+context, and `capacity` tunes it.
 
-That offline requests pause for online ones is no sentence of the paper's. By its explanation of Figure 6 offline
-requests prolong steps, so that more online ones are still there when a peak comes, and these queue. `at_cap: wait` is
-that reading: the cap bounds all of a batch, a request that decodes keeps its seat to the end, and online requests wait
-for one.
+The paper does not say that offline requests pause for online ones. It explains Figure 6 by offline
+requests that prolong steps, so that more online requests are still present when a peak comes, and
+these queue. `at_cap: wait` is that reading: the cap bounds all of a batch, a request that decodes
+keeps its place to the end, and online requests wait for one.
 """
 
 from ooco_gym.compile import inner
@@ -31,11 +32,12 @@ PREFILL_TOKENS = Param("prefill_tokens", "token budget of one prefill batch", 1,
 
 @hook(ROUTE, flushes=True)
 def route_class_blind(view):
-    """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
+    """Routes by least predicted backlog for prefill, and for decode to the instance with the
+    shortest step."""
     state = view.state
     if state.requests[view.request].status < s.WAITING:
         return least_backlog(state, True)
-    return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first that keeps it
+    return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first within a bound
 
 
 base_pd = Policy("base_pd", (PREFILL_TOKENS,), class_blind=True, route=route_class_blind)
@@ -56,7 +58,8 @@ P = slots(PARAMS)
 
 @hook(ROUTE, flushes=True)
 def route(view):
-    """Online requests are pushed at once; offline ones while the batch is below its cap and no online request waits."""
+    """Pushes online requests immediately; offline ones if the batch is below its cap and no online
+    request waits."""
     state = view.state
     chosen = route_by_class(state, view.request, state.config.default_tpot_ps)
     if chosen != s.STAY:
@@ -73,13 +76,14 @@ def route(view):
 
 @hook(INTERRUPT, flushes=True)
 def preempt(view):
-    """Offline prefill runs to its end, unless told otherwise: layer-level interruption is OOCO's own."""
+    """Keeps offline prefill running by default: layer-level interruption is OOCO's own."""
     return s.STOP if view.state.params[P.interrupt] == 1 else s.KEEP
 
 
 @inner
 def with_offline(state, instance, count, cap):
-    """Adds offline requests to State.picks in order of joining, up to the cap; returns how many there are."""
+    """Adds offline requests to State.picks in order of joining, up to the cap; returns the number
+    of picks."""
     for i in range(state.instances[instance].offline_members):
         slot = state.members[s.OFFLINE, instance, i]
         if count >= cap:
@@ -92,10 +96,11 @@ def with_offline(state, instance, count, cap):
 
 @inner
 def seated(state, instance, cap):
-    """Writes who decodes under a cap on all: first those that have begun to, then online requests in order of joining.
+    """Writes the batch if the cap bounds all: first requests that decode already, then online ones
+    in order of joining.
 
-    Offline ones were let in while the batch was below the cap, so that each has a seat. An online request has begun
-    with its second token; the first one was prefill's.
+    Offline requests were admitted while the batch was below the cap, so all have a place. An online
+    request has begun to decode with its second token; the first is prefill's.
     """
     flush(state, instance)
     count = with_offline(state, instance, 0, cap)
@@ -111,7 +116,8 @@ def seated(state, instance, cap):
 
 @hook(COMPOSE, flushes=True)
 def capped(view):
-    """All online requests, then offline ones in order of joining up to the cap; or (`wait`) the cap bounds both."""
+    """Takes all online requests, then offline ones in order of joining up to the cap; with `wait`
+    the cap bounds both."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
     spec.bound_ps = s.NEVER
@@ -124,7 +130,8 @@ def capped(view):
 
 
 def prepare(policy, context):
-    """Sets `batch_cap` from the SLO where open: the largest with L <= 0.9 S at mean context (docs/protocol.md)."""
+    """Sets an open `batch_cap` from the SLO: the largest with L <= 0.9 S at mean context
+    (docs/protocol.md)."""
     if policy.values["batch_cap"] > 0:
         return {}
     return {"batch_cap": context.largest_batch(policy.values["cap_share"])}

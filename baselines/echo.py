@@ -1,20 +1,23 @@
-"""Echo (arXiv 2504.03651) on one mixed instance, and the systems that it is compared with, by switching parts off.
+"""Echo (arXiv 2504.03651) on one mixed instance, and its ablations, by switching parts off.
 
-The scheduler (4.1, 6) starts from the last batch and changes little: online requests first, in the order of arrival,
-under the limits of memory and of the SLO; offline requests go on as far as the SLO allows; and only once no
-online request waits do further offline ones join. What each part adds (7.1):
+The scheduler (4.1, 6) starts from the last batch and changes little. Online requests come first, in
+the order of arrival, within the memory and the SLO. Offline requests continue as far as the SLO
+allows. Further offline requests join only when no online request waits. The parts (7.1):
 
-* E, `estimator`: iterations are held to the batch's tightest deadline (`echo_estimator`);
-* S, `selection`: offline requests are chosen by (Benefit - Punish) / T (`echo_selection`) rather than in their order;
-* M, `kv_priority` and `reserve`: cached blocks are kept by what they are still good for, and memory is left free for
-  bursts of online requests (4.2).
+* E, `estimator`: iterations keep the batch's tightest deadline (`echo_estimator`);
+* S, `selection`: offline requests are chosen by (Benefit - Punish) / T (`echo_selection`) instead
+  of in order;
+* M, `kv_priority` and `reserve`: cached blocks are kept by their future use, and memory is left
+  free for bursts of online requests (4.2).
 
-`echo` has all three, `echo_bs_e_s` the first two, `echo_bs_e` the first, `echo_bs` none: the engine's own scheduling
-by priority (all in `conf/policy`). Prefills are chunked and share iterations with decodes, as 5.2's mixed batches say,
-under the token budget that vLLM 0.6.3 has then; what is preempted is computed again (6). A waiting request starts if
-its whole context fits the memory, as in the engine. Ours: no offline request joins in an iteration that preempted one;
-an instance that may not start anything though offline requests wait is asked again a second later. An offline request
-that a tight SLO takes out of the batch loses its memory ("evicting", 4.1); its blocks stay findable.
+`echo` has all three, `echo_bs_e_s` the first two, `echo_bs_e` the first, `echo_bs` none: the
+engine's own scheduling by priority (all in `conf/policy`). Prefills are chunked and share
+iterations with decodes, as in 5.2's mixed batches, under vLLM 0.6.3's token budget for them;
+preempted requests are recomputed (6). A waiting request starts if its whole context fits the
+memory, as in the engine. An offline request that a tight SLO takes out of the batch loses its
+memory ("evicting", 4.1), but its blocks remain in the prefix cache. Ours: no offline request joins
+in an iteration that preempted one; an instance that may start nothing though offline requests wait
+tries again a second later.
 """
 
 import numpy as np
@@ -87,9 +90,10 @@ def last_online(state, instance):
 
 @inner
 def keep_within(state, instance, budget, load, limit_ps):
-    """Takes offline requests out of the batch until it ends in time (4.1: "to fit the tight SLOs").
+    """Takes offline requests out of the batch until it meets the deadline (4.1: "to fit the tight
+    SLOs").
 
-    Returns (budget, batch, how many lost their memory).
+    Returns (budget, batch, number preempted).
     """
     preempted = 0
     while batch_time(state, load) > limit_ps:
@@ -104,9 +108,10 @@ def keep_within(state, instance, budget, load, limit_ps):
 # --- The last batch -------------------------------------------------------------------------------------------------
 @inner
 def go_on(state, instance, urgent, budget, load):
-    """Running requests of one class get their tokens, in the order of admission; memory comes from offline ones.
+    """Schedules running requests of one class in the order of admission; offline ones are preempted
+    for memory.
 
-    Returns (budget, batch, the tightest slack of those in it, how many lost their memory).
+    Returns (budget, batch, tightest slack of those in it, number preempted).
     """
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     place, preempted, limit_ps = 0, 0, np.int64(NEVER)
@@ -138,7 +143,8 @@ def go_on(state, instance, urgent, budget, load):
 # --- The online queue -----------------------------------------------------------------------------------------------
 @inner
 def must_wait(state, slot, load, grown, limit_ps):
-    """Whether the batch's SLO has no room for an online prefill that is not more urgent than what is in the batch."""
+    """Whether an online prefill must wait: the batch would exceed its SLO, and this request is not
+    the most urgent."""
     if state.params[P.estimator] == 0 or load.decodes + load.prompts == 0:
         return False
     return batch_time(state, grown) > limit_ps and slack(state, slot) > limit_ps
@@ -146,9 +152,9 @@ def must_wait(state, slot, load, grown, limit_ps):
 
 @inner
 def make_room(state, instance, slot, budget, load):
-    """Preempts offline requests until a waiting online one has memory and a seat.
+    """Preempts offline requests until a waiting online one has memory and a slot.
 
-    Returns (whether it has, budget, batch, how many lost their memory).
+    Returns (whether it has, budget, batch, number preempted).
     """
     preempted = 0
     while not has_seat(state, instance) or blocks_to_start(state, instance, slot)[1] > num_free_blocks(state, instance):
@@ -162,9 +168,9 @@ def make_room(state, instance, slot, budget, load):
 
 @inner
 def admit_online(state, instance, budget, load, limit_ps):
-    """Waiting online requests join in the order of arrival until one must wait.
+    """Admits waiting online requests in the order of arrival until one must wait.
 
-    Returns (budget, batch, the tightest slack in it, how many lost their memory).
+    Returns (budget, batch, tightest slack in it, number preempted).
     """
     spec, preempted = state.instances[instance], 0
     while spec.online_head >= 0 and budget > 0:
@@ -188,7 +194,7 @@ def admit_online(state, instance, budget, load, limit_ps):
 # --- The offline pool -----------------------------------------------------------------------------------------------
 @inner
 def first_in_queue(state, instance, load, limit_ps, budget, spare):
-    """The offline request that arrived first, where it may join: as `select`, without a choice."""
+    """Returns the offline request that arrived first, if it may join: as `select`, without a choice."""
     slot = np.int64(state.instances[instance].offline_head)
     start, need, _ = blocks_to_start(state, instance, slot)
     grown = with_waiting(state, load, start, min(budget, length(state, slot) - start))
@@ -200,7 +206,8 @@ def first_in_queue(state, instance, load, limit_ps, budget, spare):
 
 @inner
 def admit_offline(state, instance, budget, load, limit_ps):
-    """Waiting offline requests join, each the best there is, until none may or none makes the batch worth more."""
+    """Admits waiting offline requests, the best one each time, until none may join or none improves
+    the batch's value."""
     spec, chooses = state.instances[instance], state.params[P.selection] == 1
     spare = reserved_for_bursts(state, instance, online_blocks(state, instance))
     worth = value(state, load, 0.0) if load.decodes + load.prompts > 0 else 0.0
@@ -225,7 +232,8 @@ def admit_offline(state, instance, budget, load, limit_ps):
 
 @hook(COMPOSE)
 def compose(view):
-    """One iteration (6): online requests, then the offline ones of the last batch, then further offline ones."""
+    """Composes an iteration (6): online requests, then the last batch's offline ones, then further
+    offline ones."""
     state, instance = view.state, view.instance
     spec, whole = state.instances[instance], state.config.max_num_batched_tokens
     remember(state, instance, online_blocks(state, instance))
@@ -244,7 +252,7 @@ def compose(view):
 
 
 def prepare(policy, context):
-    """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
+    """Fits the estimator to the instance (5.2), except for given coefficients."""
     largest = int(min(policy.values["max_num_seqs"], context.max_batch))
     found = fit_mixed(context.strict, largest, context.block_tokens)
     return {name: ps for name, ps in found.items() if name not in policy.values}

@@ -1,9 +1,11 @@
-"""Echo's micro-benchmarks (arXiv 2504.03651, 5.2): the coefficients of its estimator, fitted to an instance.
+"""Echo's micro-benchmarks (arXiv 2504.03651, 5.2): the coefficients of its estimator, fitted to an
+instance.
 
-The paper does not print its benchmarks. Ours are batches drawn at random, priced by the cost tables: prompts alone at
-lengths in equal steps of their logarithm; decode batches whose size and mean context are log-uniform, whose contexts
-spread log-normally, and which fit the memory; and such batches beside one chunk of a prompt. Coefficients by least
-squares, none negative. What batches drawn apart are off by: docs/readings.md.
+The paper does not print its benchmarks. Ours are random batches with latencies from the cost
+tables. Prompts alone have lengths in equal logarithmic steps. Decode batches have log-uniform size
+and mean context and log-normal contexts, and fit the memory. Mixed batches add one chunk of a
+prompt. Coefficients are least squares, none negative. Errors on separately drawn batches:
+docs/readings.md.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from ooco_gym.rounding import least_squares, steady
 SAMPLES = 400  # batches of a kind
 LONGEST_TOKENS = 32_768
 TRIES = 1000  # draws of a batch
-KEPT = 256  # fits, and sets of batches of some 0.3 MB each
+KEPT = 256  # cached fits, and sets of batches of some 0.3 MB each
 
 
 class Batches(NamedTuple):
-    """Batches of one kind: contexts of their decodes, and int64[n, 2] (tokens done, new tokens) of their chunk."""
+    """Batches of one kind: contexts of their decodes, and int64[n, 2] (tokens done, new tokens) of
+    their chunk."""
 
     contexts: tuple[np.ndarray, ...]
     chunks: np.ndarray
@@ -31,12 +34,13 @@ class Batches(NamedTuple):
 
 @lru_cache(KEPT)
 def fit_mixed(table: CostTable, largest_batch: int, block_tokens: int) -> dict[str, float]:
-    """Fits the estimator of mixed batches to an instance: coefficients by the names of Echo's parameters, in ps.
+    """Fits the estimator of mixed batches to an instance: coefficients by the names of Echo's
+    parameters, in ps.
 
     Args:
-        table: what the instance's iterations take.
+        table: the instance's cost table.
         largest_batch: requests in the largest decode batch benchmarked.
-        block_tokens: tokens of a block of the instance's memory, which no benchmark exceeds.
+        block_tokens: tokens of a KV block; no benchmark exceeds the instance's memory.
     """
     found = fit_prefill(table, block_tokens) | fit_decode(table, largest_batch, block_tokens)
     batches = draw_batches(largest_batch, table.kv_blocks * block_tokens)["mixed"]
@@ -52,7 +56,7 @@ def fit_mixed(table: CostTable, largest_batch: int, block_tokens: int) -> dict[s
 
 @lru_cache(KEPT)
 def fit_prefill(table: CostTable, block_tokens: int) -> dict[str, float]:
-    """Fits T_p to prompts alone: every number of short prompts is tried as those that take the least time."""
+    """Fits T_p to prompts alone, trying each possible number of short prompts with the minimum time."""
     lengths = prompt_lengths(table.kv_blocks * block_tokens)
     true_ps, tokens = prefill_alone_ps(table, lengths), lengths.astype(np.float64)
     columns = np.stack([tokens**2, tokens], axis=1)
@@ -75,22 +79,24 @@ def fit_decode(table: CostTable, largest_batch: int, block_tokens: int) -> dict[
 
 
 def prompt_lengths(memory_tokens: int) -> np.ndarray:
-    """Lengths of the prompts that are benchmarked alone: int64[n], four to a doubling, as far as memory goes."""
+    """Lengths of the prompts that are benchmarked alone: int64[n], four to a doubling, as far as
+    memory allows."""
     longest = max(16, min(LONGEST_TOKENS, memory_tokens))
     return np.unique(np.rint(steady(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25))).astype(np.int64))
 
 
 def decode_features(batches: Batches) -> np.ndarray:
-    """Features of the decode time T_d: float64[n, 2], the longest and the mean context of each batch."""
+    """Features of the decode time T_d: float64[n, 2], the longest and the mean context of each
+    batch."""
     return np.array([(contexts.max(initial=0), contexts.sum() / len(contexts)) for contexts in batches.contexts],
                     np.float64)
 
 
 @lru_cache(KEPT)
 def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, Batches]:
-    """Benchmarks of each kind: instances that differ in speed alone have the same ones."""
+    """Draws the benchmarks of each kind; instances that differ only in speed have the same ones."""
     rng = np.random.Generator(np.random.Philox(key=0))
-    rng.uniform(size=SAMPLES)  # were prompts to measure the error on; what follows keeps its draws
+    rng.uniform(size=SAMPLES)  # unused draws, which keep the following ones unchanged
     decodes = tuple(_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES))
     beside = tuple(_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES))
     new = np.rint(steady(2.0 ** rng.uniform(4.0, 11.0, SAMPLES))).astype(np.int64)
@@ -100,7 +106,7 @@ def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, Batches]:
 
 
 def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
-    """Latencies of the instance's iterations of some batches: float64[n], in ps."""
+    """Latencies of an instance's iterations with these batches: float64[n], in ps."""
     chunks, contexts = batches.chunks, batches.contexts
     return mixed_latency_ps(table, chunks[:, 1:], chunks[:, :1], [len(one) for one in contexts],
                             [one.sum() for one in contexts],
@@ -108,13 +114,13 @@ def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
 
 
 def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) -> np.ndarray:
-    """Contexts of a batch that memory holds; one request that fills it, where it holds hardly any that is drawn."""
+    """Contexts of a batch that fits the memory; after `TRIES` draws, one request that fills it."""
     most = np.log2(largest_batch + 0.99)
     for _ in range(TRIES):
         count = int(steady(2.0 ** rng.uniform(0.0, most)))
         mean = steady(2.0 ** rng.uniform(6.0, 14.0))
         drawn = steady(rng.lognormal(0.0, rng.uniform(0.0, 1.0), count))
-        if mean * np.add.reduce(drawn) > memory_tokens + count:  # also when rounded; where memory is small, most are
+        if mean * np.add.reduce(drawn) > memory_tokens + count:  # also when rounded; with little memory, most are
             continue
         contexts = np.maximum(1, np.rint(mean * drawn)).astype(np.int64)
         if contexts.sum() <= memory_tokens:

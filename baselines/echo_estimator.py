@@ -1,14 +1,16 @@
-"""Echo's estimator (arXiv 2504.03651, section 5): how long a batch takes, how soon it must end, what bursts may need.
+"""Echo's estimator (arXiv 2504.03651, section 5): a batch's latency, its deadline, and the memory
+for bursts.
 
-A prompt's prefill takes T_p = max(a l^2 + b l, c); decodes take T_d = g max(l) + d mean(l), "a pooling operation"; a
-batch of both T = lam max(T_p, T_d) + (1 - lam) (T_p + T_d), prompts being summed "one by one" (5.2). The paper's
-formulae did not survive in our copy of it; these are read from its prose. Ours: a chunk from token s to s + q costs
-a ((s + q)^2 - s^2) + b q, so that a cached prefix is paid for once. The coefficients come from micro-benchmarks
-(`echo_benchmarks`).
+A prompt's prefill takes T_p = max(a l^2 + b l, c); decodes take T_d = g max(l) + d mean(l), "a
+pooling operation". A batch of both takes T = lam max(T_p, T_d) + (1 - lam) (T_p + T_d), with
+prompts summed "one by one" (5.2). The formulae are read from the paper's prose. Ours: a chunk from
+token s to s + q costs a ((s + q)^2 - s^2) + b q, so that a cached prefix is paid for once. The
+coefficients come from micro-benchmarks (`echo_benchmarks`).
 
-The i-th token of a request is due D(i) = TTFT + (i - 1) TPOT after its arrival (5.1), so that early tokens leave slack;
-a request past its deadline stops offline work. Online requests' KV memory is expected to stay within mean + 2 standard
-deviations of the past hour (5.3); what they lack of that is left free. Other readings: docs/readings.md.
+The i-th token of a request is due D(i) = TTFT + (i - 1) TPOT after its arrival (5.1), so early
+tokens leave slack; a request past its deadline stops offline work. Online requests' KV memory is
+predicted to stay within mean + 2 standard deviations of the past hour (5.3); what they do not hold
+of that is left free. Other readings: docs/readings.md.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ooco_gym.policy.mixed import begins_ps
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 
-BUCKETS = 4  # the history is kept as sums over quarters of it
+BUCKETS = 4  # the history is kept as sums over quarters
 NEWEST, SINCE, USED = 3 * BUCKETS, 3 * BUCKETS + 1, 3 * BUCKETS + 2  # places in State.memory after the quarters' sums
 
 PARAMS = (
@@ -57,12 +59,12 @@ P = slots(PARAMS)
 
 
 class Load(NamedTuple):
-    """A batch to be, as far as its time and its benefit depend on it."""
+    """The properties of a batch that determine its time and benefit."""
 
     decodes: int | np.int64
-    context: int | np.int64  # of the decodes, in all
+    context: int | np.int64  # total of the decodes
     longest: int | np.int64
-    second: int | np.int64  # the next to longest, for taking the longest out
+    second: int | np.int64  # the second longest, for when the longest is removed
     prefill_ps: float  # sum of T_p
     prompts: int | np.int64
     benefit: float
@@ -78,7 +80,7 @@ def nothing():
 
 @inner
 def with_decode(state, load, context):
-    """The batch with one more decode that reaches `context` tokens."""
+    """Adds a decode that reaches `context` tokens to the batch."""
     longest, second = load.longest, load.second
     if context > longest:
         longest, second = context, longest
@@ -90,7 +92,7 @@ def with_decode(state, load, context):
 
 @inner
 def without_decode(state, load, context):
-    """The batch without one of its decodes; to take out another one after it, `ranked` must come between."""
+    """Removes a decode from the batch; before another removal, `ranked` must be called."""
     longest = load.second if context == load.longest else load.longest
     return Load(load.decodes - 1, load.context - context, longest, longest, load.prefill_ps, load.prompts,
                 load.benefit - state.params[P.decode_benefit])
@@ -98,7 +100,7 @@ def without_decode(state, load, context):
 
 @inner
 def ranked(state, instance, load):
-    """The batch with its two longest contexts looked up again among what is scheduled to decode."""
+    """Recomputes the batch's two longest contexts from the scheduled decodes."""
     longest, second = np.int64(0), np.int64(0)
     for i in range(state.instances[instance].running):
         request = state.requests[state.members[BATCH, instance, i]]
@@ -114,7 +116,8 @@ def ranked(state, instance, load):
 
 @inner
 def with_chunk(state, load, done, tokens, worth, sign):
-    """The batch with (`sign` 1) or without (-1) a chunk of `tokens` behind `done` others that counts `worth` tokens."""
+    """Adds (`sign` 1) or removes (-1) a chunk of `tokens` after `done` others, with the benefit of
+    `worth` tokens."""
     p, reach = state.params, float(done + tokens)
     time_ps = max(p[P.square_ps] * (reach * reach - float(done) * float(done)) + p[P.token_ps] * tokens, p[P.least_ps])
     return Load(load.decodes, load.context, load.longest, load.second, load.prefill_ps + sign * time_ps,
@@ -133,7 +136,7 @@ def batch_time(state, load):
 # --- Service level (5.1) --------------------------------------------------------------------------------------------
 @inner
 def slack(state, slot):
-    """Ps from now until a request's next token is due: D(i) less what it has waited; NEVER for offline ones."""
+    """Ps until a request's next token is due: D(i) less the time waited; NEVER for offline requests."""
     request = state.requests[slot]
     if not request.urgent:
         return np.int64(NEVER)
@@ -148,7 +151,7 @@ def slack(state, slot):
 # --- Memory of bursts to come (5.3) ---------------------------------------------------------------------------------
 @inner
 def online_blocks(state, instance):
-    """KV blocks that running online requests hold, shared ones counted for each holder."""
+    """KV blocks that running online requests hold; shared ones count for each holder."""
     blocks = np.int64(0)
     for i in range(state.instances[instance].running):
         request = state.requests[state.members[BATCH, instance, i]]
@@ -159,10 +162,12 @@ def online_blocks(state, instance):
 
 @inner
 def remember(state, instance, blocks):
-    """Adds the time since the last call, during which online requests held what they held then, to the history.
+    """Adds the time since the last call, with the blocks that online requests held then, to the
+    history.
 
-    State.memory of an instance: for each quarter of the history the sums of seconds, of block-seconds and of squared
-    blocks times seconds; then the number of the newest quarter, the time of the last call and the blocks held then.
+    State.memory of an instance has, for each quarter of the history, the sums of seconds, of
+    block-seconds and of squared blocks times seconds; then the number of the newest quarter, the
+    time of the last call and the blocks held then.
     """
     memory, quarter_s = state.memory[instance], state.params[P.history_s] / BUCKETS
     now_s = state.clock.now_ps / PS_PER_S
@@ -189,7 +194,8 @@ def remember(state, instance, blocks):
 
 @inner
 def expected_blocks(state, instance):
-    """Mean plus `reserve_sigmas` standard deviations of the blocks that online requests held in the history."""
+    """Mean plus `reserve_sigmas` standard deviations of the blocks that online requests held in the
+    history."""
     memory = state.memory[instance]
     seconds, first, square = 0.0, 0.0, 0.0
     for quarter in range(BUCKETS):
@@ -204,7 +210,7 @@ def expected_blocks(state, instance):
 
 @inner
 def reserved_for_bursts(state, instance, held):
-    """Blocks to leave free for online requests to come, which hold `held` now (4.2's threshold)."""
+    """Blocks to leave free for future online requests (4.2's threshold); they hold `held` now."""
     if state.params[P.reserve] == 0:
         return np.int64(0)
     return np.int64(np.ceil(max(0.0, expected_blocks(state, instance) - held)))

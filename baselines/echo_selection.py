@@ -1,9 +1,11 @@
-"""Echo's plan generator and plan selector (arXiv 2504.03651, sections 3.1, 4.1 and 6): which offline request next.
+"""Echo's plan generator and plan selector (arXiv 2504.03651, sections 3.1, 4.1 and 6) for the next
+offline request.
 
-A batch is worth (Benefit - Punish) / T: the tokens that it processes, less the tokens whose memory it takes although
-they will be needed again, over its time. Offline requests join one at a time, each the best of a few candidates: the
-first in the queue, and those beside the requests that run or ran last in the trie of their length bucket, which share
-the longest prefixes with what is cached. One that must give way is the one without which the batch is worth most.
+A batch's value is (Benefit - Punish) / T: the tokens that it processes, less the tokens that it
+evicts although they will be needed again, over its time. Offline requests join one at a time, the
+best of a few candidates. Candidates are the first in the queue, and neighbours of running or recent
+requests in the trie of their length bucket, which share the longest prefixes with the cache. The
+victim of a preemption is the request without which the batch's value is highest.
 """
 
 import numpy as np
@@ -34,7 +36,7 @@ def blocks_to_start(state, instance, slot):
     """Free blocks that a waiting request needs to start with its whole context.
 
     Returns:
-        (tokens that it need not compute, free blocks that it would take, those of them that it finds its tokens in).
+        (cached tokens, free blocks needed, those of them that hold the cached tokens).
     """
     start, blocks, idle = get_computed_blocks(state, instance, slot)
     return start, blocks_for(state, length(state, slot)) - blocks + idle, idle
@@ -43,7 +45,7 @@ def blocks_to_start(state, instance, slot):
 # --- What a request adds to a batch ---------------------------------------------------------------------------------
 @inner
 def with_running(state, load, slot, tokens):
-    """The batch with `tokens` tokens of a request that runs."""
+    """Adds `tokens` tokens of a running request to the batch."""
     done = np.int64(state.requests[slot].num_computed_tokens)
     if decodes(state, slot):
         return with_decode(state, load, done + 1)
@@ -52,7 +54,7 @@ def with_running(state, load, slot, tokens):
 
 @inner
 def without_running(state, load, slot):
-    """The batch without the tokens that it has of a running request."""
+    """Removes a running request's tokens from the batch."""
     request = state.requests[slot]
     done, tokens = np.int64(request.num_computed_tokens), np.int64(request.num_scheduled_tokens)
     if tokens == 0:
@@ -64,25 +66,26 @@ def without_running(state, load, slot):
 
 @inner
 def with_waiting(state, load, start, tokens):
-    """The batch with a waiting request that need not compute `start` tokens and gets `tokens` more.
+    """Adds a waiting request with `start` cached tokens and `tokens` new ones to the batch.
 
-    Its benefit counts both: were only computed ones to count, the best choice would have the least in the cache.
+    Both count as benefit: else the best choice would have the least in the cache.
     """
     return with_chunk(state, load, start, tokens, start + tokens, 1)
 
 
 @inner
 def value(state, load, punish):
-    """(Benefit - Punish) / T of a batch, in tokens a ps."""
+    """(Benefit - Punish) / T of a batch, in tokens per ps."""
     return (load.benefit - punish) / max(1.0, batch_time(state, load))
 
 
 # --- The victim -----------------------------------------------------------------------------------------------------
 @inner
 def yields(state, instance, load, scheduled):
-    """Place of the running offline request that gives way, `scheduled`: of those that have tokens; -1: none.
+    """Returns the place of the running offline request to preempt, or -1; `scheduled`: only among
+    requests with tokens.
 
-    Its own tokens are its punishment: they will be computed again.
+    Its own tokens are its punishment, since they will be recomputed.
     """
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     best, most = -1, NOWHERE
@@ -103,7 +106,8 @@ def yields(state, instance, load, scheduled):
 # --- The plan generator ---------------------------------------------------------------------------------------------
 @inner
 def propose(state, count, slot, most):
-    """Adds a waiting request to the candidates in State.picks, unless it is there; returns how many there are."""
+    """Adds a waiting request to the candidates in State.picks, unless it is there; returns their
+    number."""
     if slot < 0 or count >= most:
         return count
     for i in range(count):
@@ -122,7 +126,8 @@ def propose_beside(state, instance, count, rank, most):
 
 @inner
 def propose_from_bucket(state, instance, count, most):
-    """Adds the first that waits in the bucket of the mean context of what runs, else in the nearest one with some."""
+    """Adds the first waiting request in the bucket of the running requests' mean context, or else
+    in the nearest bucket."""
     spec, total = state.instances[instance], np.int64(0)
     if spec.running == 0:
         return count
@@ -139,10 +144,11 @@ def propose_from_bucket(state, instance, count, most):
 
 @inner
 def generate(state, instance):
-    """Writes the candidates for one more place in the batch to State.picks; returns how many.
+    """Writes the candidates for one more place in the batch to State.picks; returns their number.
 
-    The first in the queue; the neighbours of the request admitted last, then of those that run, the latest first; one
-    of the bucket that matches the batch. Neighbours are in the bucket of those that they are found beside.
+    Candidates are the first in the queue, the neighbours of the request admitted last, one from the
+    bucket that matches the batch, and the neighbours of running requests, the latest first.
+    Neighbours are in the same bucket.
     """
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     most = min(int(state.params[P.candidates]), state.picks.size)
@@ -165,9 +171,10 @@ def generate(state, instance):
 # --- The plan selector ----------------------------------------------------------------------------------------------
 @inner
 def select(state, instance, load, limit_ps, budget, spare):
-    """The candidate with which the batch is worth most, within `limit_ps`, `budget` tokens and all but `spare` blocks.
+    """Selects the candidate that gives the highest batch value, within `limit_ps`, `budget` tokens
+    and all but `spare` blocks.
 
-    Returns (its slot or -1, tokens that it need not compute, what the batch is then worth).
+    Returns (its slot or -1, its cached tokens, the batch's value with it).
     """
     room = num_free_blocks(state, instance) - spare
     unneeded = np.int64(-1)

@@ -1,27 +1,30 @@
-"""HyGen (arXiv 2501.14808): online requests first, offline ones within what a latency budget leaves; and HyGen*.
+"""HyGen (arXiv 2501.14808): online requests first, offline ones within the rest of a latency
+budget; and HyGen*.
 
-Algorithms 1 and 2 (sections 4.1 and A.1), the predictor of Equation 1 (4.2), prefix sharing maximisation with its
-fairness ratio (4.3; Algorithms 3 and 4). The budget is found by the profiler (`hygen_profile`) where it is not given.
-HyGen* (5.1) is Sarathi++ with offline requests at a fixed rate, profiled alike.
+Algorithms 1 and 2 (sections 4.1 and A.1), the predictor of Equation 1 (4.2), prefix sharing
+maximisation with its fairness ratio (4.3; Algorithms 3 and 4). The profiler finds the budget
+(`hygen_profile`) if it is not given. HyGen* (5.1) is Sarathi++ with offline requests at a fixed
+rate, profiled alike.
 
-Read otherwise than printed, each for a reason:
+Differences from the printed text, with reasons:
 
-- Algorithms 3 and 4, line 9, break where a decode *fits*; here where it does not. As printed that only leaves the loop
-  over the running requests: what is too little for a decode then admits new ones in crumbs, ahead of prefills under
-  way. Here no request enters after it.
-- Algorithm 1 retries a prefill after preempting, whichever budget was short; here only where it was memory.
-- Its victims are the running online requests that are not in the batch: memory that offline requests hold counts as
-  free in the first phase (Algorithm 2, lines 11 and 14), so they go first, the last admitted of them.
-- Where nothing runs because each running offline request exceeds the budget by itself, the first goes on: else all
-  would hold their memory for ever.
-- Algorithm 2 schedules one step ahead of the engine and mends the batch when a request arrives; here it is
-  synchronous, with nothing to mend.
+- Algorithms 3 and 4, line 9, break where a decode *fits*; here where it does not, and then no
+  request enters. As printed, only the loop over running requests ends: a rest too small for a
+  decode then admits new requests in tiny chunks, ahead of running prefills.
+- Algorithm 1 retries a prefill after preempting, whichever budget was short; here only for memory.
+- Its victims are running online requests outside the batch. Memory of offline requests counts as
+  free in the first phase (Algorithm 2, lines 11 and 14), so these go first, the last admitted of
+  them.
+- If nothing runs because each running offline request exceeds the budget by itself, the first
+  continues: else all would hold their memory for ever.
+- Algorithm 2 schedules one step ahead of the engine and repairs the batch when a request arrives;
+  here it is synchronous, with nothing to repair.
 
-
-Left open, so parameters: whether the budget also shortens online prefills (`budget_binds_online`: Algorithm 1 as
-printed calls the same function in both phases; section 4.1 speaks of it in the second one only, and with it, no small
-budget leaves online service as it is); S_d (`decode_tokens`); the fairness ratio (`utility`). The cost of a request is
-what it adds to the predicted latency of the batch, and the intercept counts once. Others: docs/readings.md.
+Left open, so parameters: whether the budget also shortens online prefills (`budget_binds_online`);
+S_d (`decode_tokens`); the fairness ratio (`utility`). Algorithm 1 as printed applies the budget in
+both phases, section 4.1 only in the second. If it binds online, no small budget leaves online
+service as it is. A request's cost is its addition to the batch's predicted latency; the intercept
+counts once. Others: docs/readings.md.
 """
 
 import numpy as np
@@ -69,7 +72,8 @@ STAR_PARAMS = (*FAMILY, Param("offline_qps", "offline requests that enter a seco
 STAR = slots(STAR_PARAMS)
 FAIRNESS_STREAM = 2  # of Algorithm 4's random numbers
 
-# Places of State.memory: what is left of the budgets, the sums of the batch, and how well past batches were predicted.
+# Places of State.memory: the remaining budgets, the sums of the batch, and prediction errors of past
+# batches.
 TIME, CHUNK, PREFILL_TOKENS, DECODE_TOKENS, PREFILLS, DECODES, PREDICTED, ERRORS, PREDICTIONS, ENTERED = range(10)
 
 
@@ -94,7 +98,7 @@ def decode_cost(state, batch, slot):
 
 @inner
 def prefill_cost(state, batch, tokens):
-    """Predicted latency that one more prefill of so many new tokens adds, in ps."""
+    """Predicted latency that one more prefill of `tokens` new tokens adds, in ps."""
     total = batch[PREFILL_TOKENS]
     return (state.params[P.prefill_token_ps] * tokens + state.params[P.prefill_ps]
             + state.params[P.prefill_token_2_ps] * ((total + tokens) ** 2 - total ** 2))
@@ -102,7 +106,7 @@ def prefill_cost(state, batch, tokens):
 
 @inner
 def max_prefill(state, batch, online):
-    """The longest chunk that latency and token budget leave (get_max_prefill; memory limits it when it is given)."""
+    """The longest chunk within latency and token budget (get_max_prefill; memory limits it later)."""
     low, high = 0, max(0, int(batch[CHUNK]))
     if online and state.params[P.budget_binds_online] == 0:
         return high
@@ -117,7 +121,7 @@ def max_prefill(state, batch, online):
 
 @inner
 def add_decode(state, batch, slot, cost):
-    """A decode is in the batch: t, c and the sums."""
+    """Adds a decode to the batch: t, c and the sums."""
     batch[TIME] -= cost
     batch[CHUNK] -= 1
     batch[DECODE_TOKENS] += length(state, slot) if state.params[P.decode_tokens] == 0 else 1
@@ -126,7 +130,7 @@ def add_decode(state, batch, slot, cost):
 
 @inner
 def add_prefill(state, batch, tokens):
-    """A chunk is in the batch: t, c and the sums."""
+    """Adds a chunk to the batch: t, c and the sums."""
     batch[TIME] -= prefill_cost(state, batch, tokens)
     batch[CHUNK] -= tokens
     batch[PREFILL_TOKENS] += tokens
@@ -136,7 +140,8 @@ def add_prefill(state, batch, tokens):
 # --- Algorithm 1: SLO_AWARE_SCHEDULE --------------------------------------------------------------------------------
 @inner
 def slo_aware_schedule(state, instance, online):
-    """Decodes that fit the budget (online ones always), then chunks while they fit; t, c and m stay for the next."""
+    """Schedules decodes within the budget (online ones always), then chunks; what
+    remains of t, c and m stays for the next phase."""
     batch, count = state.memory[instance], running_of(state, instance, online)
     for i in range(count):
         slot = state.scratch[0, i]
@@ -154,7 +159,7 @@ def slo_aware_schedule(state, instance, online):
 
 @inner
 def extend(state, instance, slot, online):
-    """Gives a running request its next chunk; whether there was any."""
+    """Gives a running request its next chunk; returns whether there was any."""
     batch = state.memory[instance]
     tokens = prefill(state, instance, slot, max_prefill(state, batch, online), online)
     if tokens == 0:
@@ -165,7 +170,8 @@ def extend(state, instance, slot, online):
 
 @inner
 def resume(state, instance, slot, online):
-    """Admits a preempted request whose context is in memory again but for the next token. Returns whether it was."""
+    """Admits a preempted request whose whole context but the next token is cached. Returns whether
+    it was admitted."""
     batch = state.memory[instance]
     cost = decode_cost(state, batch, slot)
     if batch[CHUNK] < 1 or (cost > batch[TIME] and not online) or begin(state, instance, slot, 1, online) == 0:
@@ -176,7 +182,8 @@ def resume(state, instance, slot, online):
 
 @inner
 def enter(state, instance, slot, online):
-    """Admits a waiting request (-1: there is none) with a first chunk; whether it was."""
+    """Admits a waiting request (-1: there is none) with a first chunk; returns whether it was
+    admitted."""
     if slot >= 0 and state.requests[slot].generated_tokens > 0:
         if get_computed_tokens(state, instance, slot) == length(state, slot) - 1:
             return resume(state, instance, slot, online)
@@ -192,8 +199,8 @@ def enter(state, instance, slot, online):
 # --- Algorithms 3 and 4: prefix sharing maximisation, with fairness -------------------------------------------------
 @inner
 def prefix_sharing_schedule(state, instance):
-    """Running offline requests in their order until one does not fit; then waiting ones in the order of the tree, or,
-    with probability 1 - u, the one that waits longest."""
+    """Schedules running offline requests in order until one does not fit; then waiting ones in the
+    order of the tree or, with probability 1 - u, the one that waits longest."""
     batch, count, draw = state.memory[instance], running_of(state, instance, OFFLINE_CLASS), 0
     for i in range(count):
         slot = state.scratch[0, i]
@@ -213,7 +220,8 @@ def prefix_sharing_schedule(state, instance):
 
 @inner
 def next_offline(state, instance, draw):
-    """Algorithm 4, lines 23 to 28: the first of the tree with probability u, else the most stale; -1 if none waits."""
+    """Algorithm 4, lines 23 to 28: the first of the tree with probability u, else the most stale;
+    -1 if none waits."""
     u = state.params[P.utility]
     if u < 1.0 and random_unit(state, FAIRNESS_STREAM, instance, state.instances[instance].steps_begun, draw) >= u:
         return first_waiting(state, instance, OFFLINE_CLASS)
@@ -223,7 +231,7 @@ def next_offline(state, instance, draw):
 # --- Algorithm 2: the two phases ------------------------------------------------------------------------------------
 @inner
 def note_error(state, instance):
-    """Adds up by how much the last iteration was mispredicted: the error in service (Figure 5)."""
+    """Adds the last iteration's relative prediction error to the running sum (Figure 5)."""
     batch, spec = state.memory[instance], state.instances[instance]
     if batch[PREDICTED] > 0:
         took = spec.end_ps - spec.start_ps
@@ -234,7 +242,7 @@ def note_error(state, instance):
 
 @inner
 def go_on(state, instance):
-    """Nothing fits the budget, not even alone: the offline request that has run longest takes its next step."""
+    """Schedules the longest-running offline request if nothing fits the budget."""
     batch = state.memory[instance]
     for i in range(running_of(state, instance, OFFLINE_CLASS)):
         slot = state.scratch[0, i]
@@ -253,7 +261,7 @@ def go_on(state, instance):
 
 @hook(COMPOSE)
 def two_phases(view):
-    """Online requests with the whole budget, then offline ones with what is left of it."""
+    """Schedules online requests with the whole budget, then offline ones with its rest."""
     state, instance = view.state, view.instance
     batch = state.memory[instance]
     note_error(state, instance)
@@ -276,12 +284,12 @@ def two_phases(view):
 
 
 def service_error(state):
-    """Mean absolute percentage error of the predictor on the batches of an episode so far, as a share."""
+    """Mean absolute percentage error of the predictor on an episode's batches so far, as a share."""
     return float(state.memory[:, ERRORS].sum() / max(1.0, state.memory[:, PREDICTIONS].sum()))
 
 
 def prepare(policy, context):
-    """Trains the predictor on the instance's cost table, where no coefficients are given."""
+    """Trains the predictor on the instance's cost table, unless coefficients are given."""
     if any(policy.values[name] for name in COEFFICIENTS):
         return {}
     found = trained(context.strict, int(policy.values["chunk_size"]), policy.values["decode_tokens"])
@@ -291,7 +299,8 @@ def prepare(policy, context):
 # --- HyGen* (5.1) ---------------------------------------------------------------------------------------------------
 @hook(COMPOSE)
 def fixed_rate(view):
-    """Sarathi++ with a new offline request every 1/qps seconds; what could not be served yet waits at the door."""
+    """Sarathi++ with a new offline request every 1/qps seconds; requests not yet served wait
+    outside."""
     state, instance = view.state, view.instance
     memory, rate = state.memory[instance], state.params[STAR.offline_qps] / PS_PER_S
     due = NEVER if rate == np.inf else int(state.clock.now_ps * rate)

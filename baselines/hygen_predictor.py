@@ -1,11 +1,12 @@
-"""HyGen's latency predictor (arXiv 2501.14808, 4.2, Eq. 1): linear regression on seven sums over a batch.
+"""HyGen's latency predictor (arXiv 2501.14808, 4.2, Eq. 1): linear regression on seven sums over a
+batch.
 
-The paper leaves open what S_d counts. New tokens of decodes are as many as the decodes themselves, a column twice, so
-it is the sum of their context lengths here.
+The paper leaves open what S_d counts. The decodes' new tokens would equal their number, a duplicate
+column, so it is the sum of their context lengths here.
 
-The paper profiles the hardware before it is deployed; here the hardware is the cost table of an instance. Mixed
-batches: "varying in the number of requests in different phases, sequence length distributions, and total batch sizes";
-what exactly they are drawn from is ours.
+The paper profiles the hardware before deployment; here the hardware is an instance's cost table.
+Mixed batches are "varying in the number of requests in different phases, sequence length
+distributions, and total batch sizes"; their exact distributions are ours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HELD_OUT = 0.2  # share of the batches that is not fitted: the last ones
 
 
 def fit(columns: np.ndarray, latency_ps: np.ndarray) -> np.ndarray:
-    """Coefficients of columns float64[n, columns] by least squares; of a column that is zero throughout 0."""
+    """Coefficients of columns float64[n, columns] by least squares; 0 for a column of zeros."""
     fitted = len(latency_ps) - max(1, int(HELD_OUT * len(latency_ps)))
     return least_squares(columns[:fitted], latency_ps[:fitted], negative=True)
 
@@ -30,13 +31,13 @@ def fit(columns: np.ndarray, latency_ps: np.ndarray) -> np.ndarray:
 SAMPLES = 100_000  # "over 80,000 samples" (5.4) are fitted, a fifth is held out
 DRAWS = 0x48474E  # key of the draws: the training set is the same in every run
 MOST_PROMPTS = 4  # prefills in one batch
-CONTEXTS = (16.0, 4096.0)  # mean context of the decodes, and what an earlier chunk left
+CONTEXTS = (16.0, 4096.0)  # mean context of the decodes, and of earlier chunks
 BLOCK_TOKENS = 16  # only bounds the batch by the memory
-KEPT = 256  # fits of tables
+KEPT = 256  # cached fits of tables
 
 
 class Batches(NamedTuple):
-    """Mixed batches, n of them: int64[n] each, and of the prefills int64[n, MOST_PROMPTS] (0: none)."""
+    """Mixed batches, n of them: int64[n] each, and for prefills int64[n, MOST_PROMPTS] (0: none)."""
 
     decodes: np.ndarray
     decode_context: np.ndarray  # sum of the contexts of the decodes, the new token included
@@ -46,7 +47,8 @@ class Batches(NamedTuple):
 
 
 def sample_batches(table: CostTable, chunk: int) -> Batches:
-    """Draws batches that fit the memory: a third decodes only, the others with prefills in a part of the chunk."""
+    """Draws batches that fit the memory: a third decodes only, the others with prefills in a part
+    of the chunk."""
     draws, count = np.random.default_rng(DRAWS), SAMPLES
     mean = _contexts(draws, count)
     memory = np.maximum(1.0, table.kv_blocks * BLOCK_TOKENS / mean)
@@ -57,7 +59,7 @@ def sample_batches(table: CostTable, chunk: int) -> Batches:
     prompts = np.minimum(prompts, largest)
     decodes = np.where((decodes == 0) & (prompts == 0), 1, decodes)
     chunks = _chunks(draws, prompts, chunk)
-    before = np.zeros_like(chunks)  # the first prefill goes on with its prompt half of the time
+    before = np.zeros_like(chunks)  # the first prefill is a continuation half of the time
     earlier = _contexts(draws, count) * (draws.uniform(size=count) < 0.5)
     before[:, 0] = np.where(prompts > 0, earlier, 0).astype(np.int64)
     completed = np.maximum(0, prompts - draws.integers(0, 2, count)).astype(np.int64)
@@ -71,7 +73,7 @@ def _contexts(draws: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _chunks(draws: np.random.Generator, prompts: np.ndarray, chunk: int) -> np.ndarray:
-    """Splits a random part of the token budget among so many prompts: int64[n, MOST_PROMPTS]."""
+    """Splits a random part of the token budget among `prompts` prompts: int64[n, MOST_PROMPTS]."""
     count, fewest = len(prompts), 2 * MOST_PROMPTS
     total = draws.integers(fewest, max(chunk, fewest) + 1, count)[:, None]
     shares = draws.dirichlet(np.ones(MOST_PROMPTS), count) * (np.arange(MOST_PROMPTS) < prompts[:, None])
@@ -87,12 +89,13 @@ def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
 
 @lru_cache(KEPT)
 def trained(table: CostTable, chunk: int, decode_tokens: str) -> np.ndarray:
-    """The coefficients of Equation 1 for a table, float64[7], in ps; trained once in a process (0.2 s).
+    """The coefficients of Equation 1 for a table, float64[7], in ps; trained once in a process (0.2
+    s).
 
     Args:
-        table: of the instance that it predicts.
+        table: cost table of the instance.
         chunk: most prefill tokens in a batch.
-        decode_tokens: S_d of Equation 1: the decodes' `context`, or their `new` tokens, which are as many as they.
+        decode_tokens: S_d of Equation 1: the decodes' `context`, or their `new` tokens.
     """
     batches = sample_batches(table, chunk)
     prompt, prefills = batches.chunks.sum(axis=1), (batches.chunks > 0).sum(axis=1)

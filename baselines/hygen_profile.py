@@ -1,16 +1,18 @@
-"""HyGen's SLO-aware profiler (arXiv 2501.14808, section 4.2): how much offline work an online SLO leaves room for.
+"""HyGen's SLO-aware profiler (arXiv 2501.14808, section 4.2): how much offline work an online SLO
+allows.
 
-An SLO is a metric of online service with a tolerance: by how much it may exceed what it is without offline work. The
-profiler test-runs the workload and finds by binary search the largest setting under which every SLO holds: HyGen's
-latency budget of an iteration, or HyGen*'s rate of offline requests.
+An SLO is a metric of online service with a tolerance, by which it may exceed its value without
+offline work. The profiler simulates the workload and finds by binary search the largest parameter
+under which every SLO holds: HyGen's latency budget of an iteration, or HyGen*'s rate of offline
+requests.
 
-Whether the paper's profiler saw the hour that it was then measured on is not said. Here it does not: the test runs have
-seeds of their own, `profile_seed` and those after it, windows of at most `profile_duration_s`, and an SLO holds if it
-does in each of `profile_windows` of them.
+The paper does not say whether its profiler saw the measured hour. Here it does not. The test runs
+have their own seeds, `profile_seed` and those after it, and windows of at most
+`profile_duration_s`. An SLO must hold in each of `profile_windows` test runs.
 
-A trace file is the same under every seed. Its test runs have windows of their own besides: those just before the
-measured one, the nearest first, then those just after it; there are fewer where the file has fewer. Where it has none,
-the test runs are on the measured window after all, and a note says so.
+A trace file is the same under every seed, so its test runs have other windows: those just before
+the measured one, the nearest first, then those just after it, as far as the file goes. If there are
+none, the test runs use the measured window, and a note reports it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 Played = TypeVar("Played", "Scenario", "ResolvedScenario")
 METRICS = {"mean_ttft": "ttft_mean_s", "p99_ttft": "ttft_p99_s", "mean_tbt": "itl_mean_s", "p99_tbt": "itl_p99_s"}
-AUTO = -1.0  # a setting that the profiler finds
+AUTO = -1.0  # of a parameter that the profiler finds
 PROFILE_PARAMS = (
     Param("slo_metric", "metric of online service that the profiler protects", choices=tuple(METRICS)),
     Param("tolerance", "by how much, as a share, it may exceed its value without offline work", 0.0, 1000.0),
@@ -51,11 +53,11 @@ PROFILE_NAMES = frozenset(param.name for param in PROFILE_PARAMS)
 
 
 def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> float:
-    """Share by which a metric of one run's `online` figures exceeds another's.
+    """Share by which a metric of one run's `online` metrics exceeds another's.
 
-    Infinite where it has none, or where fewer requests finish than keep their promise without offline work: figures
-    are of what was served, and starving requests must not mend them. Those that miss it anyway may be left at the end,
-    which a run comes to once all others are done.
+    It is infinite without a value, or if fewer requests finish than keep their SLO without offline
+    work: metrics count only served requests, so starving some must not help. Requests that violate
+    anyway may be unfinished, since a run ends once all others are done.
 
     Raises:
         UserError: the run without offline work has no value to compare with.
@@ -69,7 +71,7 @@ def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> 
 
 
 def keeps(values: Mapping[str, Any], shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> bool:
-    """Whether the `online` figures of a run keep a policy's SLOs beside those of one without offline work."""
+    """Whether a run's `online` metrics keep a policy's SLOs, relative to a run without offline work."""
     return all(excess(values[f"{which}_metric"], shared, quiet) <= values[tolerance]
                for which, tolerance in (("slo", "tolerance"), ("second", "second_tolerance"))
                if values[f"{which}_metric"] != "none")
@@ -77,13 +79,14 @@ def keeps(values: Mapping[str, Any], shared: Mapping[str, Any], quiet: Mapping[s
 
 def search(values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], float],
            run: Callable[[Played, float], Mapping[str, Any]], trials: Sequence[Played]) -> float:
-    """Finds by binary search the largest value of a parameter, which lets no offline work in at 0, that keeps the SLOs.
+    """Finds by binary search the largest value of a parameter that keeps the SLOs; 0 allows no
+    offline work.
 
     Args:
         values: of the policy: its SLOs and `profile_steps`.
-        highest: where the search begins, from the summary of a run without bound.
-        run: summary of a test run with the parameter at a value.
-        trials: what is test-run; an SLO must hold in all of them.
+        highest: returns the search's upper end from the summary of an unbounded run.
+        run: returns the summary of a test run with the parameter at a value.
+        trials: scenarios; an SLO must hold in all of them.
     """
     def holds(value: float) -> bool:
         return all(keeps(values, run(one, value)["online"], run(alone(one), math.inf)["online"]) for one in trials)
@@ -98,7 +101,7 @@ def search(values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], flo
 
 
 def alone(scenario: Played) -> Played:
-    """A scenario without its offline work: what SLOs are held against."""
+    """A scenario without its offline work, as reference for the SLOs."""
     return scenario.with_(offline={"mode": "rate", "rate": 0.0})
 
 
@@ -120,10 +123,11 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
 
 
 def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: float, most: int) -> list[float]:
-    """Starts of up to `most` windows of `length_s` in which each trace file of a workload has a request.
+    """Starts of up to `most` windows of `length_s` in which each trace file of a workload has a
+    request.
 
-    They lie back to back before the measured one (`start_s` from the first request, `duration_s` long), the nearest
-    first, then on from its end.
+    They lie back to back before the measured one (`start_s` from the first request, `duration_s`
+    long), the nearest first, then after its end.
     """
     files = workload.files
     before, until_s = int(start_s // length_s), min(file.last_s for file in files)
@@ -139,8 +143,8 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
 
 
 def test_run(scenario: Scenario | ResolvedScenario, policy: Policy) -> dict[str, Any]:
-    """Summary of a test run; each is made once in a process, whichever SLO asks for it."""
-    unlike = {name: value for name, value in policy.values.items() if name not in PROFILE_NAMES}  # what changes the run
+    """Summary of a test run, simulated once in a process for all SLOs."""
+    unlike = {name: value for name, value in policy.values.items() if name not in PROFILE_NAMES}  # changes the run
     key = json.dumps([scenario.describe(), policy.name, unlike], sort_keys=True, default=str)
     if key not in _RUNS:
         _RUNS[key] = summarise(simulate(scenario, policy, sample_s=1e7))
@@ -151,12 +155,12 @@ _RUNS: dict[str, dict[str, Any]] = {}
 
 
 def profile_budget(policy: Policy, scenario: ResolvedScenario) -> dict[str, float]:
-    """HyGen: the latency budget of an iteration, in seconds, where it is not given."""
+    """HyGen: the latency budget of an iteration, in seconds, if it is not given."""
     return _profile(policy, scenario, "latency_budget_s", lambda _: longest_iteration_s(policy, scenario))
 
 
 def profile_rate(policy: Policy, scenario: ResolvedScenario) -> dict[str, float]:
-    """HyGen*: the rate of offline requests that an instance admits, a second, where it is not given."""
+    """HyGen*: the rate of offline requests that an instance admits, per second, if it is not given."""
     return _profile(policy, scenario, "offline_qps", served_rate)
 
 
@@ -169,12 +173,13 @@ def _profile(policy: Policy, scenario: ResolvedScenario, name: str,
 
 
 def served_rate(summary: Mapping[str, Any]) -> float:
-    """Offline requests a second and instance that a run served, and half as many again."""
+    """One and a half times the offline requests that a run served per second and instance."""
     return 1.5 * summary["offline"]["finished"] / summary["window_s"] / len(summary["instances"])
 
 
 def longest_iteration_s(policy: Policy, scenario: Scenario | ResolvedScenario) -> float:
-    """An iteration that no budget binds, in seconds: a full chunk beside decodes that fill the memory."""
+    """Latency of an iteration without a budget, in seconds: a full chunk beside decodes that fill
+    the memory."""
     known, longest = scenario.resolve(), 0
     cluster = known.cluster
     for deployment in dict.fromkeys(one for _, one in known.deployments):

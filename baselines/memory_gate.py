@@ -1,27 +1,31 @@
-"""Memory gate: `slack` that prefills an offline request only where its memory will last. Ours, not a paper's.
+"""Memory gate: `slack` that prefills an offline request only if its memory will last. Ours, not a
+paper's.
 
-A relaxed instance holds the KV memory of online prompts until they have moved, and of offline requests that decode
-there, each a block longer every few steps. OOCO's gate (3.4.2) weighs a larger decode batch against the recomputation
-that evictions have cost so far; the memory that is free now is not in it. So where memory binds, offline requests are
-prefilled into the last blocks, and evicted as soon as residents grow or an online prompt arrives: a context is computed
-several times for each that finishes. Here a prefill begins only if, of all blocks, this share stays free:
+A relaxed instance holds the KV memory of online prompts until they have moved, and of its decoding
+offline requests, which grow. OOCO's gate (3.4.2) weighs a larger decode batch against past
+recomputation and ignores the memory that is free now. When KV memory is scarce it prefills offline
+requests into the last blocks. They are evicted as soon as residents grow or an online prompt
+arrives, and each context is computed several times. Here a prefill begins only if this share of all
+blocks stays free:
 
-    free after its first prompt - gate_growth x mean offline output x (residents + 1), in blocks  >=  reserve
+    free after its first prompt - gate_growth x mean offline output x (residents + 1), in blocks  >=
+    reserve
 
-and `slack` would start it, or nothing decodes there. As always the batch is then filled from the queue, up to
-`prefill_tokens`, whose other prompts nothing looks at; the next prefill waits for it. Evictions, pulls and steps are
-those of `slack`.
+and `slack` would start it, or if nothing decodes there. The batch is then filled from the queue, up
+to `prefill_tokens`, without checking its further prompts; the next prefill waits for it. Evictions,
+pulls and steps are those of `slack`.
 
-`choose=density` takes, of the candidates (`gate_window` of those that wait), the one that is worth most for the memory
-that it will hold: reference worth over remaining output times (context + remaining / 2), as `ooco_lengths` evicts. That
-is of scenarios with a length predictor (`lengths`, docs/use.md). Without one all outputs are believed alike,
-and the shortest prompt comes first, but for requests that return.
+`choose=density` takes the candidate (of the first `gate_window` that wait) with the highest value
+for the memory that it will hold: reference value over remaining output times (context + remaining /
+2), as `ooco_lengths` evicts. It needs a scenario with a length predictor (`lengths`, docs/use.md).
+Without one, all outputs are predicted alike, and the shortest prompt comes first, except for
+requests that return.
 
-*Learned* (ours): the left side gains z, the weights times the figures of memory, of how many decode and wait, how fast
-online requests arrive, how much is evicted. With `reserve` and `gate_growth` 0, `choose=first` and no weights every
-decision is that of `slack`, exactly.
+*Learned* (ours): the left side gains z, weights times features of memory, of decoding and waiting
+requests, of online arrival rates and of evictions. With `reserve` and `gate_growth` 0,
+`choose=first` and no weights, every decision is exactly that of `slack`.
 
-Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is worth: docs/learned.md.
+Parameters besides those of `slack`: conf/policy/memory_gate.yaml. Results: docs/learned.md.
 """
 
 import math
@@ -55,7 +59,7 @@ SOME_RATE = 0.1  # requests a second, added to a rate before its logarithm is ta
 
 @inlined
 def growth_share(state, instance):
-    """Blocks by which offline residents grow by a mean output each, over all blocks."""
+    """Blocks by which offline residents grow by a mean output each, as a share of all blocks."""
     residents = decodable(state, instance, s.OFFLINE)[0]
     tokens = residents * state.observed.offline_output_mean
     return tokens / (state.config.block_tokens * max(state.instances[instance].total_blocks, 1))
@@ -63,7 +67,8 @@ def growth_share(state, instance):
 
 @inner
 def strict_free(state):
-    """Share of the blocks of strict instances that are free when all there have grown by `growth` times their mean."""
+    """Share of the strict instances' blocks that stays free after all requests there have grown by
+    `growth` times their mean output."""
     free, total = 0.0, 1.0
     for instance in range(state.config.relaxed_count, state.instances.size):
         flush_totals(state, instance)
@@ -75,7 +80,7 @@ def strict_free(state):
 
 @inner
 def weigh(state, instance, slot, free, prompt):
-    """Weighted sum of the figures of an instance and of the request that would be prefilled."""
+    """Weighted sum of the features of an instance and of the request to prefill."""
     w, seen, spec = state.weights, state.observed, state.instances[instance]
     rate = seen.online_rate_slow + SOME_RATE
     z = w[0] * free + w[1] * growth_share(state, instance) + w[2] * prompt
@@ -89,7 +94,8 @@ def weigh(state, instance, slot, free, prompt):
 
 @inner
 def densest(view):
-    """Position of the candidate that is worth most for the memory that it will hold; the first of equals."""
+    """Position of the candidate with the highest value for the memory that it will hold; the first
+    among equals."""
     best, most = 0, -math.inf
     for i in range(view.candidates.size):
         value = density(view.state, view.candidates[i])
@@ -100,7 +106,7 @@ def densest(view):
 
 @hook(GATE, flushes=True)
 def start_what_lasts(view):
-    """Starts the prefill that `slack` would start, if enough memory stays free with it."""
+    """Starts the prefill that `slack` would start, if enough memory stays free."""
     state, instance = view.state, view.instance
     answer = cost_gate(view)
     if answer < 0:
@@ -118,7 +124,7 @@ def start_what_lasts(view):
     margin = free - added - state.params[P.reserve]
     if not is_weighted(state):
         return answer if margin >= 0.0 else s.HOLD_UNTIL_CHANGE
-    # Rates and strict instances change by time alone: a learned gate is asked again at each step.
+    # Rates and strict instances change by time alone, so a learned gate decides again at each step.
     return answer if margin + weigh(state, instance, slot, free, prompt) >= 0.0 else s.HOLD
 
 

@@ -1,32 +1,37 @@
-"""Niyama (arXiv 2503.22562; as QoServe at ASPLOS '26): chunks by deadline slack, hybrid priorities, relegation.
+"""Niyama (arXiv 2503.22562; as QoServe at ASPLOS '26): chunks by deadline slack, hybrid priorities,
+relegation.
 
 Every iteration has all decodes and a prefill chunk (Algorithm 1, on Sarathi's engine):
 
-* Deadlines (3.2): an online request's first token is due SLO_TTFT after its arrival, the n-th (n-1) SLO_TBT later
-  (Equations 1 and 2); an offline one's last token SLO_TTLT after it (Equation 3): its class's deadline, or `ttlt_s`.
-* Dynamic chunking (3.3, 3.6.1): the least slack of the decodes' next tokens is the latency budget, and the chunk the
-  longest that the predictor lets in, up to where throughput saturates (2,500 tokens; 4.1.4).
-* Hybrid prioritisation (3.4): prefills go by t_arrival + SLO_TTFT + alpha Prefill_rem, those of offline requests by
-  t_arrival + SLO_TTLT + alpha (Prefill_rem + Decode_rem) (Equations 4 and 5), with alpha 8 ms a token (3.6). Decode_rem
-  is the history's mean and two standard deviations.
-* Eager relegation (3.4): a prefill that has missed its deadline, or will, goes behind all others; low priorities first
-  (`hints`: offline requests are what the paper calls the free tier).
-* Selective preemption (3.4): a prefill under way yields to one of higher priority only where that does not make it
-  miss its own deadline. Decodes are never preempted (`preempted=retain`).
+* Deadlines (3.2): an online request's first token is due SLO_TTFT after its arrival, the n-th (n-1)
+  SLO_TBT later (Equations 1 and 2). An offline request's last token is due SLO_TTLT after it
+  (Equation 3): its class's deadline, or `ttlt_s`.
+* Dynamic chunking (3.3, 3.6.1): the least slack of the decodes' next tokens is the latency budget.
+  The chunk is the longest that the predictor allows, up to where throughput saturates (2,500 tokens;
+  4.1.4).
+* Hybrid prioritisation (3.4): prefills go by t_arrival + SLO_TTFT + alpha Prefill_rem, offline ones
+  by t_arrival + SLO_TTLT + alpha (Prefill_rem + Decode_rem) (Equations 4 and 5), with alpha 8 ms a
+  token (3.6). Decode_rem is the history's mean plus two standard deviations.
+* Eager relegation (3.4): a prefill that has violated its deadline, or will, goes behind all others;
+  low priorities first (`hints`: offline requests are the paper's free tier).
+* Selective preemption (3.4): a running prefill yields to one of higher priority only if it still
+  meets its own deadline. Decodes are never preempted (`preempted=retain`).
 
-Read were sections 1 to 4 of QoServe, and the authors' scheduler (github.com/microsoft/sarathi-serve, branch
-niyama_asplos2026), whose figures stand where the paper has none: 20 % more than predicted must fit (`margin`), 128
-tokens are always in the batch (`least_chunk`), an offline decode has 0.4 s for a token (`offline_tbt_s`), and a prefill
-will miss its deadline if the tokens that it misses take longer at the moving mean of prefill throughput (weight 0.005
-of the newest iteration). It relegates only requests without memory; here, as in the paper, any prefill.
+Source: sections 1 to 4 of QoServe, and the authors' scheduler (github.com/microsoft/sarathi-serve,
+branch niyama_asplos2026) for numbers that the paper lacks: 20 % more than predicted must fit
+(`margin`), 128 tokens are always in the batch (`least_chunk`), an offline decode has 0.4 s for a
+token (`offline_tbt_s`). A prefill will violate its deadline if its missing tokens take longer at
+the moving mean of prefill throughput (weight 0.005 of the newest iteration). The code relegates
+only requests without memory; here, as in the paper, any prefill.
 
-Ours: the predictor is the simulator's belief, not a random forest, and prices each chunk as it is added. Deadlines of
-tokens run from the first token (`due_from=first_token`), since that is what TPOT promises here; the paper's run from
-the TTFT deadline (`due_from=arrival`; in their code from a first token that is later), so that a first token that comes
-early is slack to be spent. Where memory is
-short, which the paper does not treat, a request waits until its whole context fits, and a decode takes it from the last
-admitted (`preempted=recompute`: the online request that is next takes memory and seat from offline ones). Of the
-waiting requests of a class the first 64 are looked at: online ones by arrival, offline ones by priority.
+Ours: the predictor is the simulator's, not a random forest, and prices each chunk as it is added.
+Deadlines of tokens run from the first token (`due_from=first_token`), as TPOT is defined here. The
+paper's run from the TTFT deadline (`due_from=arrival`; in its code from a later first token), so
+that an early first token gives slack. If memory is short, which the paper does not treat, a request
+waits until its whole context fits, and a decode preempts the last admitted request (with
+`preempted=recompute`, the next online request takes memory and slot from offline ones). Of each
+class the first 64 waiting requests are considered: online ones by arrival, offline ones by
+priority.
 """
 
 import numpy as np
@@ -79,15 +84,16 @@ PARAMS = (
 )
 P = slots(PARAMS)
 FROM_ARRIVAL, OFF, RETAIN = 1, 1, 0  # of due_from; of relegation and hints; of preempted
-CANDIDATES = 64  # waiting requests of a class that are looked at
+CANDIDATES = 64  # waiting requests of a class that are considered
 NEWEST = 0.005  # weight of an iteration in the moving mean of prefill throughput
-# Places of State.memory: prefill throughput in tokens a ps, tokens of the last iteration's prefills, the decode length
-# that offline requests are expected to have, and how many had finished when it was worked out.
+# Places of State.memory: prefill throughput in tokens per ps, prefill tokens of the last iteration,
+# the predicted decode length of offline requests, and the number of finished ones that it is based
+# on.
 THROUGHPUT, LAST_TOKENS, DECODE_TOKENS, SEEN = range(4)
 
 
 def priorities(policy, trace, seed, predicted):
-    """Equation 5 without what all waiting offline requests have in common, in s: float64[requests]."""
+    """Equation 5 without the part common to all waiting offline requests, in s: float64[requests]."""
     priority_s = trace.arrival_s + 1e-3 * policy.values["alpha_ms"] * trace.prompt_tokens
     if trace.deadline_s is None:
         return priority_s
@@ -97,7 +103,7 @@ def priorities(policy, trace, seed, predicted):
 # --- Deadlines (3.2) ------------------------------------------------------------------------------------------------
 @inner
 def next_token_slack(state, slot):
-    """How long until the next token of a decoding request is due, in ps."""
+    """Time until the next token of a decoding request is due, in ps."""
     request = state.requests[slot]
     begins = begins_ps(state, request.instance)
     if request.urgent == 0:
@@ -110,7 +116,7 @@ def next_token_slack(state, slot):
 
 @inner
 def least_decode_slack(state, instance):
-    """GET_MIN_SLACK: the least slack of the decodes in the batch; NEVER where there are none."""
+    """GET_MIN_SLACK: the least slack of the decodes in the batch; NEVER without decodes."""
     least = np.int64(NEVER)
     for place in range(state.instances[instance].running):
         slot = state.members[BATCH, instance, place]
@@ -121,7 +127,8 @@ def least_decode_slack(state, instance):
 
 @inner
 def expected_decodes(state, instance):
-    """Decode_rem of an offline request in tokens: mean and two standard deviations of those that have finished."""
+    """Decode_rem of an offline request in tokens: mean plus two standard deviations of finished
+    outputs."""
     memory = state.memory[instance]
     ordered, finished = past_outputs(state, instance, 0)
     if finished != memory[SEEN] or memory[DECODE_TOKENS] == 0.0:
@@ -145,7 +152,7 @@ def ttlt_s(state, slot):
 
 @inner
 def prefill_due(state, instance, slot):
-    """When a request's prefill must be done, in ps: an offline one's decodes must follow it."""
+    """Deadline of a request's prefill, in ps; an offline one leaves time for its decodes."""
     request = state.requests[slot]
     if request.urgent:
         return request.arrival_ps + request.ttft_slo_ps
@@ -156,7 +163,7 @@ def prefill_due(state, instance, slot):
 # --- Hybrid prioritisation and relegation (3.4) ---------------------------------------------------------------------
 @inner
 def remaining(state, instance, slot):
-    """Prefill_rem, in tokens: of one that runs, or of one that waits."""
+    """Prefill_rem of a running or a waiting request, in tokens."""
     if state.requests[slot].status == RESIDENT:
         return missing(state, slot)
     return length(state, slot) - get_computed_tokens(state, instance, slot)
@@ -175,7 +182,7 @@ def priority(state, instance, slot):
 
 @inner
 def done_at(state, instance, slot):
-    """When a prefill is expected to be done if it begins now, in ps."""
+    """Predicted end of a prefill that begins now, in ps."""
     rate = state.memory[instance, THROUGHPUT]
     wait_ps = remaining(state, instance, slot) / rate if rate > 0.0 else 0.0
     return begins_ps(state, instance) + np.int64(min(wait_ps, float(NEVER) / 2))
@@ -183,13 +190,14 @@ def done_at(state, instance, slot):
 
 @inner
 def will_violate(state, instance, slot):
-    """WILL_VIOLATE: whether a prefill has missed its deadline, or will."""
+    """WILL_VIOLATE: whether a prefill has violated its deadline, or will."""
     return state.params[P.relegation] != OFF and done_at(state, instance, slot) > prefill_due(state, instance, slot)
 
 
 @inner
 def rank(state, instance, slot, pressed):
-    """COMPARATOR's first key: 0: cannot wait an iteration; 1: in time; relegated: 2, offline ones 3 with `hints`."""
+    """COMPARATOR's first key. 0: cannot wait an iteration; 1: in time; 2: relegated; 3: relegated
+    offline request with `hints`."""
     request = state.requests[slot]
     if will_violate(state, instance, slot) or (pressed and request.urgent == 0):
         return 3 if request.urgent == 0 and state.params[P.hints] != OFF else 2
@@ -203,7 +211,7 @@ def rank(state, instance, slot, pressed):
 
 @inner
 def better(state, instance, slot, best, pressed):
-    """Returns the prefill that goes first of two; `best` may be -1, none."""
+    """Returns the prefill of two that goes first; `best` may be -1 (none)."""
     if best < 0:
         return slot
     mine, other = rank(state, instance, slot, pressed), rank(state, instance, best, pressed)
@@ -226,7 +234,8 @@ def best_online(state, instance):
 
 @inner
 def best_offline(state, instance, pressed):
-    """The waiting offline request that goes first, or -1: by priority the first that is in time, else the first."""
+    """Returns the first waiting offline request in order of priority that is in time, else the
+    first; -1 if none waits."""
     first = np.int64(next_in_order(state, instance, 0))
     slot, left = first, CANDIDATES
     while slot >= 0 and left > 0 and not pressed:
@@ -239,7 +248,8 @@ def best_offline(state, instance, pressed):
 
 @inner
 def top_job(state, instance, online, offline):
-    """The prefill that goes first: of those under way without tokens yet, and of the classes that may still enter."""
+    """The prefill that goes first, among running ones without tokens yet and waiting ones of the
+    permitted classes."""
     spec, best = state.instances[instance], np.int64(-1)
     waiting = best_online(state, instance) if online else np.int64(-1)
     pressed = waiting >= 0 and state.params[P.hints] != OFF and will_violate(state, instance, waiting)
@@ -258,7 +268,8 @@ def top_job(state, instance, online, offline):
 
 @inner
 def clear_for_online(state, instance):
-    """Takes memory and seat for the online request that is next from offline ones, unless these retain theirs."""
+    """Preempts offline requests for the memory and slot of the next online one, unless they retain
+    theirs."""
     slot = best_online(state, instance) if state.params[P.preempted] != RETAIN else np.int64(-1)
     if slot >= 0:
         make_place(state, instance, slot, ONLINE_CLASS, 0, 0, RECOMPUTE)
@@ -267,7 +278,8 @@ def clear_for_online(state, instance):
 # --- Dynamic chunking (Algorithm 1) ---------------------------------------------------------------------------------
 @inner
 def give_chunk(state, instance, sums, slot, left, least, until_ps):
-    """Gives the top job the longest chunk within the budget. Returns its tokens, 0 where memory or budget is short."""
+    """Gives the top job the longest chunk within the budget. Returns its tokens, 0 if memory or
+    budget is short."""
     computed = length(state, slot) - remaining(state, instance, slot)
     tokens = max(longest_chunk(state, instance, sums, slot, computed, left, until_ps),
                  min(least, left, length(state, slot) - computed))
@@ -281,7 +293,7 @@ def give_chunk(state, instance, sums, slot, left, least, until_ps):
 
 @inner
 def fill_prefill(state, instance, sums, until_ps):
-    """Prefills in the order of priority until the budget is used. Returns their tokens."""
+    """Schedules prefills in the order of priority until the budget is used. Returns their tokens."""
     online, offline, done = True, True, np.int64(0)
     left = np.int64(state.params[P.max_chunk]) - sums[0]
     least = np.int64(state.params[P.least_chunk]) - sums[0]
@@ -303,7 +315,7 @@ def fill_prefill(state, instance, sums, until_ps):
 
 @inner
 def note_throughput(state, instance):
-    """Takes the last iteration into the moving mean of prefill throughput."""
+    """Updates the moving mean of prefill throughput with the last iteration."""
     memory, spec = state.memory[instance], state.instances[instance]
     if memory[LAST_TOKENS] > 0.0 and spec.end_ps > spec.start_ps:
         rate = memory[LAST_TOKENS] / (spec.end_ps - spec.start_ps)

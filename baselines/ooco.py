@@ -1,12 +1,13 @@
-"""OOCO (arXiv 2511.21862): latency-relaxed and latency-strict pools, four scheduling points, a roofline predictor.
+"""OOCO (arXiv 2511.21862): latency-relaxed and latency-strict pools, four scheduling points, a
+roofline predictor.
 
-Section 3.4 in order: preemption and eviction (3.4.1), gating (3.4.2), migration (3.4.3, Algorithm 1) and mixed decoding
-selection (3.4.4, Algorithm 2). Where the paper is silent, the choice is ours and a parameter: the margins on the TPOT
-SLO, K, the number of requests in one pull, the gate's cost model (the paper gives none), which requests are
-deferred on overload, the rule that tells a compute bottleneck (batch size against `bs_sat`). Algorithm 2 goes on
-drawing after a request that does not fit, as it is printed; its text may be read as stopping there.
+Section 3.4 in order: preemption and eviction (3.4.1), gating (3.4.2), migration (3.4.3, Algorithm
+1) and mixed decoding selection (3.4.4, Algorithm 2). Parameters that the paper leaves open: TPOT
+margins; K; the number of requests in one pull; the gate's cost model; the requests deferred on
+overload; and the test for a compute bottleneck (batch size against `bs_sat`). Algorithm 2 continues
+drawing after a request that does not fit, as printed; its text may be read as stopping there.
 
-Of several classes of online requests, the SLO of an instance's steps is the tightest.
+With several online classes, an instance's steps keep the tightest SLO.
 """
 
 from ooco_gym.compile import inlined, inner
@@ -58,7 +59,8 @@ P = slots(PARAMS)
 # --- Routing (3.2, and the engine's service layer) ------------------------------------------------------------------
 @hook(ROUTE, flushes=True)
 def route(view):
-    """Arrivals to the least prefill backlog; online requests are pushed at once; offline ones decode where they are."""
+    """Arrivals go to the least prefill backlog; online requests are pushed immediately; offline
+    ones decode locally."""
     state = view.state
     return route_by_class(state, view.request, int(state.params[P.slo_margin] * state.config.default_tpot_ps))
 
@@ -66,7 +68,7 @@ def route(view):
 # --- Online request preemption (3.4.1) ------------------------------------------------------------------------------
 @inner
 def first_token_at_risk(state, instance, slot, factor):
-    """Whether a request misses its TTFT SLO if the iteration in progress runs to its end."""
+    """Whether a request violates its TTFT SLO if the current iteration runs to its end."""
     spec, request = state.instances[instance], state.requests[slot]
     now = state.clock.now_ps
     wait = spec.end_ps - now + predict_prefill(state, instance, spec.online_waiting_tokens)
@@ -75,7 +77,8 @@ def first_token_at_risk(state, instance, slot, factor):
 
 @hook(INTERRUPT, flushes=True)
 def preempt(view):
-    """An online arrival stops offline work at the next layer boundary: always (the paper), or if its TTFT needs it."""
+    """Stops offline work at the next layer boundary for an online arrival: always (the paper), or
+    if its TTFT needs it."""
     state, mode = view.state, view.state.params[P.interrupt]
     if mode != 1:
         return s.STOP if mode == 0 else s.KEEP
@@ -84,7 +87,8 @@ def preempt(view):
 
 @hook(EVICT, flushes=True)
 def evict(view):
-    """Under a compute bottleneck evict the longest (the batch stays large), else the shortest (less to recompute)."""
+    """Under a compute bottleneck evicts the longest (the batch stays large), else the shortest
+    (less to recompute)."""
     state, spec = view.state, view.state.instances[view.instance]
     mode = state.params[P.evict]
     if mode == 1:
@@ -98,10 +102,11 @@ def evict(view):
 # --- Offline request gating (3.4.2) ---------------------------------------------------------------------------------
 @inlined
 def gate_balance(view, resident):
-    """(Latency saved, recomputation expected) of prefilling the first candidates as one batch, in ps.
+    """Returns (latency saved, recomputation expected) of prefilling the first candidates as one
+    batch, in ps.
 
-    With b residents, n more and o tokens still to come: gain = o (b + n) (L(b) / b - L(b + n) / (b + n)), cost =
-    P(evicted) n L_prefill(prompt + o / 2). Ours: the paper gives no formula.
+    With b residents, n more and o tokens still to come: gain = o (b + n) (L(b) / b - L(b + n) / (b
+    + n)), cost = P(evicted) n L_prefill(prompt + o / 2). Ours: the paper gives no formula.
     """
     state = view.state
     added, tokens = 0, 0
@@ -122,7 +127,8 @@ def gate_balance(view, resident):
 
 @hook(GATE, flushes=True)
 def gate(view):
-    """Prefill if the latency that a larger decode batch saves exceeds the recomputation expected from evictions."""
+    """Prefills if the latency that a larger decode batch saves exceeds the recomputation expected
+    from evictions."""
     state, mode = view.state, view.state.params[P.gate]
     if mode == 2:
         return 0
@@ -140,10 +146,11 @@ def gate(view):
 # --- Offline request migration (3.4.3, Algorithm 1) -----------------------------------------------------------------
 @inlined
 def fullest_relaxed(state):
-    """The relaxed instance with the most offline requests to pull; -1 where there is none (ours: the paper has one)."""
+    """The relaxed instance with the most offline requests to pull, or -1 (ours: the paper has one
+    relaxed instance)."""
     best, most, left = -1, 0, state.gauges.relaxed_decodable
     for instance in range(state.config.relaxed_count):
-        if left <= most:  # what the others have in all
+        if left <= most:  # total of the remaining instances
             break
         count = state.instances[instance].decodable
         left -= count
@@ -154,7 +161,8 @@ def fullest_relaxed(state):
 
 @inlined
 def preferred_length(state, instance, source, batch, context, bound):
-    """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: none fits)."""
+    """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: none
+    fits)."""
     free_tokens = state.instances[instance].free_blocks * state.config.block_tokens
     saturated = saturated_batch(state, instance)
     if batch >= saturated:  # compute is saturated: fill the memory with the longest that fits
@@ -167,13 +175,15 @@ def preferred_length(state, instance, source, batch, context, bound):
 
 @inner
 def gather_pullable(state, source):
-    """Writes lengths and slots of the decoding offline requests of an instance to State.scratch; returns how many."""
+    """Writes lengths and slots of an instance's decoding offline requests to State.scratch; returns
+    their number."""
     return gather_lengths(state, source, s.OFFLINE, state.scratch[0], state.scratch[1])
 
 
 @inlined
 def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
-    """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
+    """Line 7: whether the relaxed instance has enough requests to reach saturation within bound and
+    memory."""
     if decodable(state, source, s.OFFLINE)[0] < group:
         return False
     tokens = sum_of_smallest(state.scratch[0], gather_pullable(state, source), group)
@@ -182,14 +192,15 @@ def group_reaches_saturation(state, instance, source, batch, context, group, bou
 
 @inlined
 def pick_closest(state, instance, source, batch, context, bound, preferred):
-    """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
-    # Gathered anew: selecting has moved the lengths, and of equals the first member is taken.
+    """Line 14: picks the decoding offline requests closest to the preference, while they fit;
+    returns their number."""
+    # Gathered again: selecting has moved the lengths, and among equals the first member is taken.
     count, chosen, block_tokens = gather_pullable(state, source), 0, state.config.block_tokens
     lengths, slots_ = state.scratch[0], state.scratch[1]
     free = state.instances[instance].free_blocks
     most = min(count, int(state.params[P.max_pull]))
     while chosen < most:
-        best, distance, room = -1, s.NEVER, free * block_tokens  # tokens, the next one of the request among them
+        best, distance, room = -1, s.NEVER, free * block_tokens  # tokens, including the request's next one
         for i in range(count):
             away = abs(lengths[i] - preferred)
             if away < distance and lengths[i] < room and predict_decode(
@@ -208,7 +219,8 @@ def pick_closest(state, instance, source, batch, context, bound, preferred):
 
 @hook(PULL, flushes=True)
 def pull(view):
-    """Algorithm 1: with all residents in the batch and latency to spare, pull decoding offline requests by length."""
+    """Algorithm 1: pulls decoding offline requests by length, if all residents are in the batch and
+    latency allows."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
     if spec.all_included == 0 or spec.arriving_pulls > 0:
@@ -231,7 +243,8 @@ def pull(view):
 # --- Mix decoding selection (3.4.4, Algorithm 2) --------------------------------------------------------------------
 @inner
 def overload(state, instance, count, context, bound):
-    """3.4.4: best effort decodes all online requests; sacrifice defers the longest until the rest keeps the SLO."""
+    """3.4.4: `best_effort` decodes all online requests; `sacrifice` defers the longest until the
+    rest keeps the SLO."""
     if state.params[P.overload] == 0:
         return count
     while count > 1 and predict_decode(state, instance, count, context) > bound:
@@ -271,7 +284,7 @@ def add_offline(state, instance, count, context, bound):
     for i in range(left):
         keys[i] = length(state, slots_[i])
     sort_ascending(keys, slots_, left)
-    for i in range(left):  # the largest prefix: latency grows with every request, so a scan finds what a search would
+    for i in range(left):  # the largest prefix; latency grows with every request, so a scan equals a search
         if predict_decode(state, instance, count + 1, context + keys[i]) > bound:
             break
         state.picks[count] = slots_[i]

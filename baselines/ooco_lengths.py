@@ -1,14 +1,16 @@
-"""`slack` that goes by believed output lengths where it evicts and pulls: ours, not a paper's.
+"""`slack` that evicts and pulls by predicted output lengths: ours, not a paper's.
 
-What is believed comes from the scenario's length predictor (`lengths={predictor: lognormal, error: 0.3}`), revised as
-tokens are generated (`ooco_gym.policy.lengths`). Without one these rules go by the mean of what has finished so far.
+Predictions come from the scenario's length predictor (`lengths={predictor: lognormal, error:
+0.3}`), revised as tokens are generated (`ooco_gym.policy.lengths`). Without one these rules use the
+mean of finished outputs.
 
-`evict=density` evicts the request that is worth least for the memory that it still takes: reference worth over
-remaining tokens times (context + remaining / 2). `evict=longest_output` evicts the one with the longest predicted
-output. `pull=past_future` pulls those that finish soonest, as long as what is predicted that all will hold together at
-their peak (Past-Future, arXiv 2507.10150, 3.3) stays within `pull_room` of the memory, and a step within Algorithm 1's
-margin (OOCO, arXiv 2511.21862, 3.4.3). `pull=soonest` and `pull=shortest_output` look at the memory that is free now,
-as Algorithm 1 does, and take those that finish soonest, or whose predicted outputs are shortest.
+`evict=density` evicts the request with the lowest value / (remaining × (context + remaining / 2)),
+where value is in reference GPU-seconds and remaining in tokens. `evict=longest_output` evicts the
+longest predicted output. `pull=past_future` pulls requests that finish soonest, as long as the
+predicted peak of total KV memory (Past-Future, arXiv 2507.10150, 3.3) stays within `pull_room` and
+the step latency within Algorithm 1's margin (OOCO, arXiv 2511.21862, 3.4.3). `pull=soonest` and
+`pull=shortest_output` use the memory that is free now, as Algorithm 1 does, and pull the requests
+that finish soonest, or with the shortest predicted outputs.
 """
 
 from dataclasses import replace
@@ -45,7 +47,8 @@ PAST_FUTURE, SOONEST, SHORTEST_OUTPUT, SLACK = range(4)
 
 @hook(EVICT, flushes=True)
 def evict_by_lengths(view):
-    """Evict what is worth least for what it still takes, or the longest predicted output, or as OOCO does."""
+    """Evicts the request with the lowest value for its memory, or the longest predicted output, or
+    as OOCO does."""
     mode = view.state.params[P.evict]
     if mode < DENSITY:
         return by_length(view)
@@ -55,7 +58,8 @@ def evict_by_lengths(view):
 
 @inner
 def order_candidates(state, source, by_output, most):
-    """Writes the first `most` decoding offline requests of an instance to State.picks, soonest (or shortest) first."""
+    """Writes the first `most` decoding offline requests of an instance to State.picks, soonest (or
+    shortest) first."""
     keys, values, count = state.scratch[0], state.scratch[1], 0
     for i in range(state.instances[source].offline_members):
         slot = np.int64(state.members[s.OFFLINE, source, i])
@@ -72,7 +76,8 @@ def order_candidates(state, source, by_output, most):
 
 @inner
 def keep_fitting(state, instance, count, batch, context, bound):
-    """Keeps the requests in State.picks, in order, that fit the step's bound and memory. Returns how many."""
+    """Keeps the requests in State.picks, in order, that fit the step's bound and memory. Returns
+    their number."""
     spec, kept, room = state.instances[instance], 0, state.config.block_tokens
     future, limit = 0, state.params[P.pull_room] * spec.total_blocks * room
     if state.params[P.pull] == PAST_FUTURE:
@@ -86,7 +91,7 @@ def keep_fitting(state, instance, count, batch, context, bound):
             continue
         if state.params[P.pull] == PAST_FUTURE:
             if future >= state.scratch.shape[1]:
-                break  # more than a batch: no step would have them all
+                break  # more than a batch, which no step can hold
             add_future(state, future, np.int64(np.ceil(believed_remaining(state, slot))), tokens)
             future += 1
             if peak_tokens(state, future) > limit:
@@ -98,7 +103,8 @@ def keep_fitting(state, instance, count, batch, context, bound):
 
 @hook(PULL, flushes=True)
 def pull_by_lengths(view):
-    """Pull what finishes soonest, while the predicted peak of all that is there stays within the memory."""
+    """Pulls the requests that finish soonest, while the predicted peak of all residents fits the
+    memory."""
     state, instance, mode = view.state, view.instance, view.state.params[P.pull]
     if mode == SLACK:
         return pull_what_fits_grown(view)

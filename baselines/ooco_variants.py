@@ -1,13 +1,17 @@
-"""OOCO with other answers to some of its decisions; everything else, its parameters too, is OOCO's.
+"""OOCO with other rules for some of its decisions; everything else, its parameters too, is OOCO's.
 
-`random` and `least_urgent` answer one decision, for comparison. `slack` spends slack where there is some: ours, not a
-paper's. An online arrival stops offline work only where its first token would be late otherwise (`interrupt=slack` of
-`baselines/ooco.py`), and a strict instance pulls only requests that it will have memory for: Algorithm 1 looks at the
-memory that is free now, while its residents grow with each step, so that pulls are followed by evictions. Here a pull
-must fit when all requests have grown by what their class generates on average, which for lengths without memory is
-also what they still generate. Algorithm 2 bounds each step by the TPOT SLO; the promise is one on the mean, so a step
-may also take what every online request of its batch is ahead of its own deadlines (Echo, arXiv 2504.03651, 5.1), as
-long as no request is known to join after it that would wait for its end.
+`random` and `least_urgent` replace one decision, for comparison. `slack` (ours, not a paper's)
+spends latency slack. It stops offline work for an online arrival only if its first token would
+otherwise be late (`interrupt=slack` of `baselines/ooco.py`).
+
+A strict instance pulls only requests for which it will have memory. Algorithm 1 uses the memory
+that is free now, but residents grow with each step, so evictions follow pulls. Here a pull must fit
+when all requests have grown by the mean output of their class (for memoryless lengths also the mean
+remaining output).
+
+Algorithm 2 bounds each step by the TPOT SLO, but the SLO is on the mean. So a step may also take
+the time by which every online request of its batch is ahead of its deadlines (Echo, arXiv
+2504.03651, 5.1), unless a request is known to join after it and would wait for its end.
 """
 
 from dataclasses import replace
@@ -34,7 +38,7 @@ GATE_STREAM = 2  # of `random`'s draws
 # --- One decision ---------------------------------------------------------------------------------------------------
 @hook(GATE, flushes=True)
 def at_random(view):
-    """Hold or start one of the candidates, all equally likely."""
+    """Holds, or starts one of the candidates, all equally likely."""
     step = view.state.instances[view.instance].steps_begun
     choice = random_below(view.state, GATE_STREAM, view.instance, step, 0, view.candidates.size + 1)
     return choice if choice < view.candidates.size else s.HOLD
@@ -42,7 +46,8 @@ def at_random(view):
 
 @hook(EVICT, flushes=True)
 def last_arrived(view):
-    """BROS's least urgent: best-effort requests have no deadline, so the one that arrived last goes (`bros_model`)."""
+    """BROS's least urgent: best-effort requests have no deadline, so the last to arrive is evicted
+    (`bros_model`)."""
     best = 0
     for i in range(view.candidates.size):
         if view.candidates[i] > view.candidates[best]:  # slots are in the order of arrival
@@ -58,7 +63,8 @@ least_urgent = replace(ooco, name="least_urgent", evict=last_arrived)
 
 @inner
 def growing_blocks(state, instance, horizon):
-    """Blocks by which residents, and arriving requests, grow in so many steps, each as far as its class's mean."""
+    """Blocks by which residents, and arriving requests, grow in `horizon` steps, each at most to
+    its class's mean."""
     spec = state.instances[instance]
     offline = spec.decodable - spec.urgent_decodable + spec.arriving_pulls
     online = spec.urgent_decodable + spec.arriving - spec.arriving_pulls
@@ -70,7 +76,8 @@ def growing_blocks(state, instance, horizon):
 
 @hook(PULL, flushes=True)
 def pull_what_fits_grown(view):
-    """Algorithm 1's picks, as long as they and the residents fit the memory when all have grown to mean lengths."""
+    """Keeps Algorithm 1's picks that fit the memory, with the residents, after all have grown to
+    mean lengths."""
     state, instance = view.state, view.instance
     count = algorithm_1(view)
     if count <= 0 or state.params[P.growth] == 0.0:
@@ -91,7 +98,7 @@ def pull_what_fits_grown(view):
 
 @inner
 def ahead_ps(state, instance):
-    """The least of the times by which the next tokens of the online requests that decode here are due."""
+    """The least time until an online request that decodes here has its next token due."""
     least, now = float(s.NEVER), state.clock.now_ps
     for i in range(state.instances[instance].urgent_members):
         request = state.requests[state.members[s.URGENT, instance, i]]
@@ -103,7 +110,8 @@ def ahead_ps(state, instance):
 
 @hook(COMPOSE, flushes=True)
 def spend_what_is_ahead(view):
-    """Algorithm 2 within what all online requests are ahead of Echo's deadlines, but before a known join as OOCO's."""
+    """Algorithm 2 within the time that all online requests are ahead of Echo's deadlines; OOCO's
+    before a known join."""
     state, instance = view.state, view.instance
     spec, limit = state.instances[instance], float(tpot_bound(state, instance))
     if spec.role == s.RELAXED or state.params[P.bank] == 0.0:
@@ -118,7 +126,7 @@ def spend_what_is_ahead(view):
         bound = max(plain, int(state.params[P.slo_margin] * min(
             state.params[P.bank] * limit, ahead_ps(state, instance))))
     answer = mix_within(state, instance, bound)
-    spec.bound_ps = 0  # the time ahead and the requests about to join differ at the next step
+    spec.bound_ps = 0  # the time ahead and the joining requests differ at the next step
     return answer
 
 

@@ -1,11 +1,13 @@
-"""OOCO as the open-source engine xLLM ships it (xllm `pd_ooc_scheduler`, 2026-07): the paper's rules, simplified.
+"""OOCO as in the open-source engine xLLM (`pd_ooc_scheduler`, 2026-07): the paper's rules,
+simplified.
 
-Against `ooco`: offline prefill is admitted while running plus waiting offline requests are below saturation; only
-offline prefill is interrupted, never decode; the strict batch is filled in queue order up to 0.98 of the TPOT SLO,
-online requests included; the back of the offline queue is evicted; a pull asks for one request at a time, at least
-100 ms apart, by one length formula that covers Algorithm 1's three branches, round-robin over the relaxed instances.
-Not taken over: the engine passes the SLO in milliseconds where seconds are meant, so that its pulls are limited by
-memory alone. Of several classes of online requests, the TPOT SLO is the tightest.
+Differences from `ooco`: offline prefill is admitted while running plus waiting offline requests are
+below saturation. Only offline prefill is interrupted, never decode. The strict batch is filled in
+queue order up to 0.98 of the TPOT SLO, online requests included. The back of the offline queue is
+evicted. A pull takes one request at a time, at least 100 ms apart, by one length formula for
+Algorithm 1's three branches, round-robin over the relaxed instances. One bug is left out: the
+engine passes the SLO in milliseconds where seconds are meant, so that only memory limits its pulls.
+With several online classes, the tightest TPOT SLO counts.
 """
 
 from ooco_gym.compile import inner
@@ -47,13 +49,13 @@ def route(view):
 
 @hook(INTERRUPT)
 def preempt(view):
-    """Only offline prefill is stopped; offline decode runs to the end of its step."""
+    """Stops only offline prefill; offline decode runs to the end of its step."""
     return s.STOP if view.state.instances[view.instance].activity == s.PREFILL_OFFLINE else s.KEEP
 
 
 @hook(GATE)
 def gate(view):
-    """Admit offline prefill only while running plus waiting offline requests are below saturation."""
+    """Admits offline prefill only while running plus waiting offline requests are below saturation."""
     state, spec = view.state, view.state.instances[view.instance]
     resident, _ = decodable(state, view.instance, s.OFFLINE)
     if resident == 0 or resident + spec.offline_waiting < saturated_batch(state, view.instance):
@@ -63,13 +65,14 @@ def gate(view):
 
 @hook(EVICT)
 def evict(view):
-    """The back of the offline queue gives way."""
+    """Evicts the back of the offline queue."""
     return view.candidates.size - 1
 
 
 @inner
 def largest_prefix(state, instance, waiting, bound):
-    """How many of the queued requests in State.picks are taken before the estimate passes the bound; at least one."""
+    """How many of the queued requests in State.picks fit before the estimate passes the bound; at
+    least one."""
     every, context = int(state.params[P.estimate_every]), 0
     for taken in range(waiting):
         context += length(state, state.picks[taken])
@@ -81,7 +84,8 @@ def largest_prefix(state, instance, waiting, bound):
 
 @hook(COMPOSE)
 def fill_in_order(view):
-    """Online queue, then offline queue, in order, up to a share of the SLO; what is left over waits."""
+    """Takes the online queue, then the offline queue, in order, up to a share of the SLO; the rest
+    waits."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
     if spec.role == s.RELAXED:
@@ -101,7 +105,7 @@ def fill_in_order(view):
 
 @inner
 def next_source(state):
-    """The next relaxed instance with a request to pull, round robin; -1 where there is none."""
+    """The next relaxed instance with a request to pull, round robin, or -1."""
     relaxed = state.config.relaxed_count
     for step in range(relaxed):
         source = (state.pending.route_step + step) % relaxed
@@ -113,7 +117,8 @@ def next_source(state):
 
 @inner
 def pick_one(state, source, free_blocks, preferred):
-    """The decoding offline request closest to the length asked for that fits; returns 1, or 0 where none does."""
+    """Picks the fitting offline request closest to the preferred length; returns 1, or 0 if none
+    fits."""
     spec, best, distance = state.instances[source], -1, s.NEVER
     for i in range(spec.offline_members):
         slot = state.members[s.OFFLINE, source, i]
@@ -130,7 +135,8 @@ def pick_one(state, source, free_blocks, preferred):
 
 @hook(PULL)
 def pull(view):
-    """One request a signal, one signal outstanding, at least 100 ms apart; the length by one formula (section 6)."""
+    """Pulls one request at a time, at least 100 ms apart, with its length by one formula (section
+    6)."""
     state, instance = view.state, view.instance
     spec, now = state.instances[instance], state.clock.now_ps
     interval = int(state.params[P.pull_interval_s] * s.PS_PER_S)

@@ -1,28 +1,31 @@
-"""Past-Future (arXiv 2507.10150, ASPLOS '25; LightLLM): a request is admitted if the batch's future peak fits.
+"""Past-Future (arXiv 2507.10150, ASPLOS '25; LightLLM): a request is admitted if the batch's future
+peak fits.
 
-Waiting requests are admitted first come first served, one after the other, as long as the most memory that the running
-ones and it will ever need, all together, is within the instance's, less a reserve. How long a request will go on is
-drawn from the past (3.1, 3.2): a waiting one's output length from those of the last `window` requests that finished,
-a running one's from those of them that are longer than what it has. The peak is at one of the moments at which a
-request ends (3.3): with all requests by their remaining tokens r_1 >= r_2 >= … and their contexts c_i it is the
-greatest of c_1 + … + c_i + i r_i. The greatest of several draws counts. Where memory is short all the same, the
-request that arrived last gives way, and its context is computed again.
+Waiting requests are admitted first come first served, while the predicted peak memory of all
+running requests and the new one fits the instance's, less a reserve. Output lengths are drawn from
+the past (3.1, 3.2): for a waiting request from the last `window` finished ones, for a running
+request from the longer ones of them. The peak is at the end of some request (3.3): ordered by
+remaining tokens r_1 >= r_2 >= … with contexts c_i, it is the maximum of c_1 + … + c_i + i r_i. Of
+several draws the greatest peak counts. If memory is short all the same, the last request to arrive
+is preempted and recomputed.
 
-Read were notes on sections 3.1 to 3.3 and 5, and the authors' artifact (github.com/WuSiYu/lightllm-ae), not the paper
-itself; the figures below are theirs. They differ: the paper's window is 1,000 requests, the server's there 40, the
-behaviour study's 1,000; the reserve is 5 % and 3 %. At the start the window holds `initial` lengths of
-`max_output_tokens`, the longest that may be asked for, until as many have finished that they are the oldest. With
-`lengths=exact` the true lengths are known: the theoretical optimum that they compare with. With `lengths=predicted`
-they are drawn from what the scenario's length predictor lets one believe (`ooco_gym.policy.lengths`).
+Source: notes on sections 3.1 to 3.3 and 5, and the authors' artifact
+(github.com/WuSiYu/lightllm-ae), not the paper itself. The sources differ: the window is 1,000
+requests in the paper, 40 in the artifact's server, 1,000 in its behaviour study; the reserve is 5 %
+and 3 %. At the start the window holds `initial` lengths of `max_output_tokens`, the longest that
+may be requested, until finished requests replace them. `lengths=exact` uses the true lengths, the
+paper's theoretical optimum. `lengths=predicted` draws from the scenario's length predictor
+(`ooco_gym.policy.lengths`).
 
-What LightLLM's own engine does beside it (prefills alone, every tenth step) is not part of it: all else is vLLM's V1
-schedule by class (`vllm_priority`), where the paper has one class. LightLLM looks at the queue after every ten steps,
-here after each. `outputs_by_class` keeps the lengths of online and offline requests apart: the paper's history is that
-of one service.
+LightLLM's other engine rules (prefills alone, every tenth step) are left out: all else is vLLM's V1
+schedule by class (`vllm_priority`), where the paper has one class. LightLLM checks the queue after
+every ten steps, here after each. `outputs_by_class` separates the lengths of online and offline
+requests; the paper's history is of one service.
 
-Ours: prompts are computed in chunks beside decodes, so that a request's remaining steps count those of its prompt and
-of those before it; blocks count as whole ones. Both err on the safe side: with exact lengths and without a shared
-prefix nothing is ever preempted. Where nothing runs the first request enters whatever is drawn for it.
+Ours: prompts are computed in chunks beside decodes, so a request's remaining steps include those of
+its prompt and of earlier prompts; blocks count as whole ones. Both are conservative: with exact
+lengths and without shared prefixes nothing is ever preempted. If nothing runs, the first request
+enters whatever its draws.
 """
 
 import numpy as np
@@ -66,7 +69,7 @@ LENGTH_STREAM = 3  # of random numbers
 # --- The past (3.1, 3.2) --------------------------------------------------------------------------------------------
 @inner
 def output_length(state, instance, slot, draw):
-    """The length that a request's output is drawn to have, more than it has already."""
+    """Draws a request's output length, longer than what it has generated."""
     request, longest = state.requests[slot], np.int64(state.params[P.max_output_tokens])
     if state.params[P.lengths] == EXACT:
         return np.int64(request.output_tokens)
@@ -90,7 +93,8 @@ def output_length(state, instance, slot, draw):
 # --- The future (3.3) -----------------------------------------------------------------------------------------------
 @inner
 def peak_blocks(state, instance, candidate, draw):
-    """Most blocks that the running requests and a waiting one will need at one time, by one draw of their lengths."""
+    """Most blocks that the running requests and a waiting one will need at one time, by one draw of
+    their lengths."""
     spec, batch, todo = state.instances[instance], state.members[BATCH, instance], np.int64(0)
     for i in range(spec.running + 1):
         slot = np.int64(batch[i]) if i < spec.running else candidate
@@ -133,7 +137,8 @@ def fits_future(state, instance, candidate):
 # --- The schedule (Algorithm 1) -------------------------------------------------------------------------------------
 @inner
 def admit_predicted(state, instance, budget):
-    """Waiting requests are admitted in order while they fit, now and in future. Returns the budget left."""
+    """Admits waiting requests in order while they fit, now and in future. Returns the remaining
+    budget."""
     while budget > 0:
         slot = np.int64(first_waiting(state, instance))
         if slot < 0 or not fits_whole(state, instance, slot) or not fits_future(state, instance, slot):

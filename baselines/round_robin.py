@@ -1,12 +1,13 @@
-"""Round robin, BROS's second baseline (arXiv 2504.09590, 2.2 and 7.1): two queues in turn, an iteration each.
+"""Round robin, BROS's second baseline (arXiv 2504.09590, 2.2 and 7.1): two queues in turn, an
+iteration each.
 
-Real-time (online) and best-effort (offline) requests wait in a queue each, first come first served; an iteration serves
-one queue, the next one the other, and a queue of which no request can run passes its turn on. A batch goes on until its
-requests leave it; prompts are computed whole; blocks have one owner.
+Real-time (online) and best-effort (offline) requests wait in a queue each, first come first served.
+Iterations serve the queues in turn; a queue without a runnable request passes. A batch continues
+until its requests leave it; prompts are computed whole; blocks have one owner.
 
-Ours, as the paper says no more: `batch_size` requests of a class run at a time; an iteration computes at most
-`max_num_batched_tokens` tokens of prompts (a longer prompt runs alone); for a request that lacks a block the one that
-was admitted last, of either class, is preempted and computes its context again.
+Ours, as the paper says no more: `batch_size` requests of a class run at a time. An iteration
+computes at most `max_num_batched_tokens` prompt tokens (a longer prompt runs alone). For a request
+that lacks a block, the last admitted request of either class is preempted and recomputed.
 """
 
 from ooco_gym.compile import inner
@@ -27,7 +28,8 @@ TURN = 0  # index in State.memory: whether the last iteration served online requ
 
 @inner
 def _continue(state, instance, online):
-    """Schedules all missing tokens of a class's running requests. Returns (tokens, whether one was preempted)."""
+    """Schedules all missing tokens of a class's running requests. Returns (tokens, whether one was
+    preempted)."""
     spec, batch, place, given, lost = state.instances[instance], state.members[BATCH, instance], 0, 0, False
     while place < spec.running:
         slot = batch[place]
@@ -47,7 +49,8 @@ def _continue(state, instance, online):
 
 @inner
 def _admit(state, instance, online):
-    """Waiting requests of a class start in order, while batch, memory and the tokens of an iteration allow."""
+    """Admits waiting requests of a class in order, while batch, memory and the iteration's tokens
+    allow."""
     spec, given = state.instances[instance], 0
     members = spec.urgent_members if online else spec.offline_members
     while members < state.params[P.batch_size]:
@@ -70,11 +73,12 @@ def serve(state, instance, online):
 
 @hook(COMPOSE)
 def compose(view):
-    """The other class than in the last iteration, or the same again where no request of the other can run."""
+    """Serves the other class than the last iteration did, or the same again if the other has no
+    runnable request."""
     state, instance = view.state, view.instance
     turn = 0 if state.memory[instance, TURN] == 1.0 else 1
     for _ in range(2):
-        for _again in range(2):  # where all it did was to preempt, it is asked again
+        for _again in range(2):  # tried again if it has only preempted
             given = serve(state, instance, turn)
             if given > 0:
                 state.memory[instance, TURN] = float(turn)

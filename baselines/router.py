@@ -1,36 +1,44 @@
-"""Routers of online requests over mixed instances: published rules, and a score that is learned on top of one.
+"""Routers of online requests over mixed instances: published rules, and a learned score on top of
+one.
 
-Iterations are filled as by `deadline`, and an offline request goes where `deadline` sends it, so that policies of this
-kind differ in one decision: which instance gets an online request. What a router sees is up to `lag_s` old
-(`ooco_gym/policy/router_view.py`). `rule` names a score, of which the least wins, of equals the first:
+Iterations are filled as by `deadline`, and offline requests go where `deadline` routes them, so
+policies of this kind differ only in the instance of an online request. A router's observations are
+up to `lag_s` old (`ooco_gym/policy/router_view.py`). `rule` names a score; the least wins, and
+among equals the first:
 
-- `requests`, join the shortest queue (Winston 1977; the default of engines): (n + 1), with n the online requests that
-  run or wait there, those that wait counted `waiting_weight` times (vLLM's data-parallel balancer counts them four
-  times). With `speed_share` 1 it is the shortest expected delay for unequal servers.
-- `power_of_two` (Mitzenmacher 2001): the same among `choices` instances drawn at random for the request.
-- `latency`, least predicted latency (llm-d's and AIBrix's latency-aware routers): believed time to the first token
-  (rest of the iteration, prompts ahead, the request's own prompt less what is cached there), and `decode_tokens` decode
-  steps with it.
-- `lmetric` (LMetric, arXiv 2603.15202): new prefill tokens, times batch size. The tokens are the request's own that are
-  not cached there, and `queue_weight` times those that are ahead of it; the batch counts the request itself.
-- `sticky`, prefix affinity (the cache-aware rule of SGLang's router): where the longest prefix of the request is
-  cached, if that is `cache_threshold` of its prompt and the loads n are not out of balance (the largest is at most
-  `balance_abs` above the least, or at most `balance_rel` times it); else as `requests`.
+- `requests`, join the shortest queue (Winston 1977; the default of engines): (n + 1), with n the
+  online requests that run or wait there; waiting ones count `waiting_weight` times (four times in
+  vLLM's data-parallel balancer). With `speed_share` 1 it is the shortest expected delay for unequal
+  servers.
+- `power_of_two` (Mitzenmacher 2001): the same among `choices` instances drawn at random for the
+  request.
+- `latency`, least predicted latency (llm-d's and AIBrix's latency-aware routers): predicted time to
+  the first token (rest of the iteration, prompts ahead, the request's own uncached prompt), and of
+  `decode_tokens` decode steps with it.
+- `lmetric` (LMetric, arXiv 2603.15202): new prefill tokens, times batch size. The tokens are the
+  request's own uncached ones, and `queue_weight` times those ahead of it; the batch counts the
+  request itself.
+- `sticky`, prefix affinity (the cache-aware rule of SGLang's router): the instance that caches the
+  longest prefix of the request, if that is `cache_threshold` of its prompt and the loads n are in
+  balance (the largest is at most `balance_abs` above the least, or at most `balance_rel` times it);
+  else as `requests`.
 
-All but `latency` are multiplied by the instance's seconds a prompt token, over the mean of all, to the power
-`speed_share`. Of what was sent since the last look, `sent_weight` is counted; `drain` is the share of the time since
-then in which an instance is believed to have computed the prompts ahead. With `lag_s` 0, `waiting_weight` 1 and
-`speed_share` 0, `requests` is `deadline`, request by request.
+All but `latency` are multiplied by the instance's seconds per prompt token, over the mean of all,
+to the power `speed_share`. Requests sent since the last observation count `sent_weight`. `drain` is
+the share of the time since then in which an instance is predicted to have computed the prompts
+ahead. With `lag_s` 0, `waiting_weight` 1 and `speed_share` 0, `requests` is `deadline`, request by
+request.
 
-*Learned* (ours): the score is multiplied by exp(z), with z the weights times the figures of `LAYOUT`. They compare an
-instance with the mean of all (logarithms of ratios, differences of shares), so that the same weights serve any number
-of instances of any speed; a few are products with the age of the figures, the prompt's length and the load. Without
-weights z is 0, and the rule's own choice stands, exactly. As products of powers the scores contain `requests`,
-`latency` and LMetric and what lies between them. NVIDIA's learned router, a logit of such figures found by CMA-ES over
-whole episodes, is the model.
+*Learned* (ours): the score is multiplied by exp(z), with z the weights times the features of
+`LAYOUT`. They compare an instance with the mean of all (logarithms of ratios, differences of
+shares), so that the same weights serve any number of instances of any speed. A few are products
+with the observation's age, the prompt's length and the load. Without weights z is 0, and the choice
+is exactly the rule's. As products of powers the scores include `requests`, `latency`, LMetric and
+mixtures of them. The model is NVIDIA's learned router, a logit of such features found by CMA-ES
+over whole episodes.
 
-Parameters besides those of `deadline`: conf/policy/router.yaml. What the rules and the learned score are worth:
-docs/learned.md.
+Parameters besides those of `deadline`: conf/policy/router.yaml. Results of the rules and the
+learned score: docs/learned.md.
 """
 
 import math
@@ -71,13 +79,13 @@ if v.FIRST < GIVEN + MOST_GIVEN:
     raise AssertionError("the router's places of State.memory overlap those of deadline")
 DRAW_STREAM = 5  # of power_of_two's draws
 
-# Figures of an instance that the weights are of, in the order of `weigh`; most are logarithms of them over the mean.
+# Features of an instance, in the order of `weigh`; most are logarithms of ratios to the mean.
 COLUMNS = ("latency", "step", "queue", "online", "waiting", "sent", "offline", "pace", "free", "cached", "rank",
            "ttft_use", "tpot_use", "age_queue", "age_online", "long_pace", "long_online", "load_pace")
 LAYOUT = Layout(("score",), COLUMNS)
 MOST_Z = 20.0
-TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # where the SLO begins to be near, and where more is all the same
-SOME_TOKENS = 1000.0  # added to tokens before they are compared; of a long request, one
+TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # shares of the SLO from which its use counts, and the cap
+SOME_TOKENS = 1000.0  # added to tokens before comparing; length scale of a long request
 
 
 # --- Published rules ------------------------------------------------------------------------------------------------
@@ -91,8 +99,7 @@ def load_of(state, instance):
 
 @inner
 def draw_choices(state, slot):
-    """Leaves the scores of `choices` instances, drawn for the request without replacement; all others' become
-    infinite."""
+    """Draws `choices` instances without replacement, and sets the scores of all others to infinity."""
     count = state.config.relaxed_count
     drawn = min(count, np.int64(state.params[Q.choices]))
     for instance in range(count):
@@ -112,7 +119,7 @@ def draw_choices(state, slot):
 
 @inner
 def affine(state, slot):
-    """The instance that the request's prefix sticks to; -1 where it is to be balanced."""
+    """The instance that the request's prefix sticks to; -1 if it is to be balanced."""
     p, best, most, least, largest = state.params, -1, 0.0, math.inf, 0.0
     for instance in range(state.config.relaxed_count):
         load, cached = load_of(state, instance), state.memory[instance, v.CACHED]
@@ -150,13 +157,13 @@ def score_by_rule(state, slot):
 # --- The learned score ----------------------------------------------------------------------------------------------
 @inlined
 def relative(value, mean, some):
-    """Logarithm of a figure over the mean, both raised by `some`."""
+    """Logarithm of a value over the mean, with `some` added to both."""
     return math.log((value + some) / (mean + some))
 
 
 @inner
 def rank_of(state, instance):
-    """Place of an instance in the order of believed latency, from -0.5 to 0.5."""
+    """Rank of an instance by predicted latency, from -0.5 to 0.5."""
     count, before = state.config.relaxed_count, 0
     mine = state.memory[instance, v.LATENCY_S]
     for other in range(count):
@@ -167,7 +174,7 @@ def rank_of(state, instance):
 
 @inner
 def weigh(state, slot, age_s):
-    """Multiplies the scores by what the weights make of the figures."""
+    """Multiplies each instance's score by exp(z) of the weights and features."""
     w, request = state.weights, state.requests[slot]
     ttft_s, tpot_s = request.ttft_slo_ps / PS_PER_S, request.tpot_slo_ps / PS_PER_S
     long = math.log(max(length(state, slot), 1) / SOME_TOKENS)
@@ -196,7 +203,7 @@ def weigh(state, slot, age_s):
 
 @hook(ROUTE, flushes=True)
 def route(view):
-    """The instance with the least score; an offline request goes where `deadline` sends it."""
+    """Returns the instance with the least score; an offline request goes where `deadline` routes it."""
     state, slot = view.state, view.request
     if not state.requests[slot].urgent:
         return fewest_of(state, slot)

@@ -1,18 +1,20 @@
 """Sarathi-Serve (arXiv 2403.02310) and Sarathi++ (HyGen, arXiv 2501.14808, section 5.1).
 
-Sarathi: chunked prefills and stall-free batching (its Algorithm 3). Every iteration first all decodes, then the
-prefill under way, then waiting requests, first come first served, within one budget of tokens.
+Sarathi: chunked prefills and stall-free batching (its Algorithm 3). Every iteration has all
+decodes, then the running prefill, then waiting requests, first come first served, within one token
+budget.
 
-Sarathi++ adds what HyGen's section 4.1 says of requests and preemption, but no latency budget: two queues, the online
-one first, the offline one with what is left of the budget; online requests take the memory of offline ones.
+Sarathi++ adds the requests and preemption of HyGen's section 4.1, but no latency budget. It has two
+queues, the online one first, the offline one with the rest of the budget; online requests take the
+memory of offline ones.
 
-Read so where the papers leave it open: decodes count in the token budget, as in Sarathi (HyGen's Algorithm 1 as printed
-takes off prefills only); a request is admitted once its whole context fits, as Sarathi's engine reserves it; the KV
-memory of a preempted request is dropped and computed again ("maintain their execution state", HyGen 4.1). Other
-readings: docs/readings.md.
+Readings where the papers leave it open: decodes count in the token budget, as in Sarathi (HyGen's
+Algorithm 1 as printed subtracts only prefills). A request is admitted once its whole context fits,
+as Sarathi's engine reserves it. The KV memory of a preempted request is dropped and recomputed
+("maintain their execution state", HyGen 4.1). Other readings: docs/readings.md.
 
-Ours: HyGen's memory budget m is what is free, so that decodes are charged as their blocks fill; the victim is the last
-admitted, as in Sarathi's engine.
+Ours: HyGen's memory budget m is the free memory, so decodes are charged as their blocks fill. The
+victim is the last admitted request, as in Sarathi's engine.
 """
 
 from ooco_gym.compile import inner
@@ -36,7 +38,7 @@ from ooco_gym.sim.state import BATCH, NEVER, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # the requests of a pass: request.urgent, or all
 
-# What all of the family share, in these places of State.params.
+# Parameters that all of the family share, in these places of State.params.
 FAMILY = (
     Param("chunk_size", "token budget of an iteration: C", 1, 1_000_000),
     Param("max_num_seqs", "requests that run at once, at most", 1, 65_536),
@@ -50,7 +52,8 @@ P = slots(PARAMS)
 # --- Requests -------------------------------------------------------------------------------------------------------
 @inner
 def running_of(state, instance, kind):
-    """Writes the running requests of a class to State.scratch, in the order of admission; returns how many."""
+    """Writes the running requests of a class to State.scratch, in the order of admission; returns
+    their number."""
     count = 0
     for place in range(state.instances[instance].running):
         slot = state.members[BATCH, instance, place]
@@ -68,7 +71,7 @@ def runs(state, slot):
 
 @inner
 def first_waiting(state, instance, kind):
-    """The waiting request of a class that arrived first; -1 where there is none."""
+    """The waiting request of a class that arrived first, or -1."""
     spec = state.instances[instance]
     online, offline = spec.online_head, spec.offline_head
     if kind != BOTH or online < 0 or offline < 0:
@@ -79,7 +82,8 @@ def first_waiting(state, instance, kind):
 # --- Memory ---------------------------------------------------------------------------------------------------------
 @inner
 def preempt_last(state, instance, kind, after):
-    """Preempts the request of a class that was admitted last, if behind place `after` and not in the batch yet.
+    """Preempts the last admitted request of a class that is behind place `after` and not in the
+    batch yet.
 
     Returns whether there was one.
     """
@@ -93,14 +97,16 @@ def preempt_last(state, instance, kind, after):
 
 @inner
 def preempt_offline(state, instance, kind):
-    """HyGen's PREEMPT_OFFLINE: an offline request loses its memory to an online one. Whether there was one."""
+    """HyGen's PREEMPT_OFFLINE: preempts an offline request for an online one. Returns whether there
+    was one."""
     return kind == ONLINE_CLASS and preempt_last(state, instance, OFFLINE_CLASS, -1)
 
 
 # --- What a pass does with one request ------------------------------------------------------------------------------
 @inner
 def decode(state, instance, slot, kind):
-    """Gives a running request its next token; the last admitted lose their memory for it, at worst it itself.
+    """Gives a running request its next token, preempting the most recently admitted requests for
+    it, and at last itself.
 
     Returns whether it is in the batch.
     """
@@ -116,7 +122,8 @@ def decode(state, instance, slot, kind):
 
 @inner
 def prefill(state, instance, slot, most, kind):
-    """Gives a running request the longest chunk within `most` and the memory: get_max_prefill and Algorithm 1, line 23.
+    """Gives a running request the longest chunk within `most` and the memory: get_max_prefill and
+    Algorithm 1, line 23.
 
     Returns its tokens.
     """
@@ -137,7 +144,8 @@ def prefill(state, instance, slot, most, kind):
 
 @inner
 def begin(state, instance, slot, most, kind):
-    """Admits a waiting request with a chunk of at most `most` tokens where memory allows; returns its tokens."""
+    """Admits a waiting request with a chunk of at most `most` tokens if memory allows; returns its
+    tokens."""
     while not fits_whole(state, instance, slot):
         if not preempt_offline(state, instance, kind):
             return 0
@@ -147,9 +155,10 @@ def begin(state, instance, slot, most, kind):
 # --- Stall-free batching (Sarathi-Serve, Algorithm 3) ---------------------------------------------------------------
 @inner
 def serve(state, instance, kind, chunk, entries):
-    """Decodes, then prefills under way, then waiting requests of a class, of which `entries` may be new ones.
+    """Schedules decodes, then running prefills, then waiting requests of a class, at most `entries`
+    new ones.
 
-    Returns what is left of the token budget, and how many new ones have entered.
+    Returns the remaining token budget and the number of new requests.
     """
     entered, count = 0, running_of(state, instance, kind)
     for i in range(count):
@@ -180,7 +189,7 @@ def serve(state, instance, kind, chunk, entries):
 
 @inner
 def scheduled(state, instance):
-    """New tokens of the batch that has been put together."""
+    """New tokens of the composed batch."""
     tokens = 0
     for place in range(state.instances[instance].running):
         tokens += state.requests[state.members[BATCH, instance, place]].num_scheduled_tokens
@@ -189,7 +198,7 @@ def scheduled(state, instance):
 
 @hook(COMPOSE)
 def first_come(view):
-    """Sarathi: online requests alone, or all requests alike."""
+    """Sarathi: online requests only, or all requests alike."""
     state = view.state
     kind = BOTH if state.params[P.offline] == 1 else ONLINE_CLASS
     serve(state, view.instance, kind, int(state.params[P.chunk_size]), NEVER)
@@ -198,7 +207,7 @@ def first_come(view):
 
 @hook(COMPOSE)
 def online_first(view):
-    """Sarathi++: online requests first, offline ones with what is left of the token budget."""
+    """Sarathi++: online requests first, offline ones with the rest of the token budget."""
     state = view.state
     left, _ = serve(state, view.instance, ONLINE_CLASS, int(state.params[P.chunk_size]), NEVER)
     serve(state, view.instance, OFFLINE_CLASS, left, NEVER)

@@ -1,22 +1,24 @@
-"""SGLang's scheduler: prompts before all decodes, admission by an estimate of what will be made, retraction.
+"""SGLang's scheduler: prompts before all decodes, admission by estimated outputs, retraction.
 
 An iteration computes prompts as long as any can start, up to `max_num_batched_tokens` (SGLang's
-`chunked_prefill_size`) new tokens: first the rest of the prompt that the last one cut, then waiting requests in order
-of arrival, whatever their class. Only where there is none does every running request make a token. So a prompt never
-waits for decodes, and decodes wait for every prompt.
+`chunked_prefill_size`) new tokens: first the rest of the prompt that was cut last, then waiting
+requests in order of arrival, whatever their class. Only without prompts does every running request
+generate a token. So a prompt never waits for decodes, and decodes wait for every prompt.
 
-A waiting request is admitted if its prompt and all the tokens that it may ask for fit beside what the running ones will
-yet make: of what each of these may still ask for, the share `new_token_ratio`. That share begins at 0.7, falls with
-every decode step to 0.098 after 600 of them, and begins anew where nothing runs. Whoever did not fit is not asked again
-before a running request has left. Where the next tokens of all do not fit, running requests are retracted until they
-do: first the one with the fewest tokens made, of equals the one with the longest prompt. A retracted request waits
-behind all others and is computed again; the share becomes what the remaining ones have made and twenty steps of theirs
-to come, of all that they may ask for.
+A waiting request is admitted if its prompt and all tokens that it may ask for fit, beside the share
+`new_token_ratio` of the tokens that running requests may still ask for. That share starts at 0.7,
+falls with every decode step to 0.098 after 600 of them, and is reset when nothing runs. After a
+request that did not fit, admission pauses until a running request has left. If the next tokens of
+all do not fit, running requests are retracted until they do: first the one with the fewest
+generated tokens, among equals the one with the longest prompt. A retracted request waits behind all
+others and is recomputed. The share becomes the remaining requests' generated tokens plus twenty
+more each, over all that they may ask for.
 
-Read from SGLang's sources as of November 2026 (`schedule_policy.py`, `schedule_batch.py`, `scheduler.py`; flags as
-shipped: `fcfs`, `schedule_conservativeness` 1, no mixed chunks, no priorities). Ours: a request that runs alone starts
-if its prompt fits; memory goes by the cluster's blocks, where SGLang's pages hold one token; the overlap of scheduling
-with the iteration before, which lets a finished request make one token more, is left out.
+Source: SGLang's code as of November 2026 (`schedule_policy.py`, `schedule_batch.py`,
+`scheduler.py`) with default flags (`fcfs`, `schedule_conservativeness` 1, no mixed chunks, no
+priorities). Ours: a request that runs alone starts if its prompt fits; memory is in the cluster's
+blocks, where SGLang's pages hold one token. The overlap of scheduling with the last iteration, by
+which a finished request generates one more token, is left out.
 """
 
 import numpy as np
@@ -49,9 +51,9 @@ PARAMS = (
           0.0, 10.0),
 )
 P = slots(PARAMS)
-RATIO, FULL, RUNNING, CHUNKED = range(4)  # figures in State.memory; CHUNKED: slot + 1 of the prompt that was cut
+RATIO, FULL, RUNNING, CHUNKED = range(4)  # indices in State.memory; CHUNKED: slot + 1 of the prompt that was cut
 INITIAL_RATIO, LOWEST_SHARE, DECAY_STEPS = 0.7, 0.14, 600
-MOST_NEW_TOKENS = 4096  # that an estimate counts
+MOST_NEW_TOKENS = 4096  # most remaining tokens that an estimate counts
 RETRACT_STEPS = 20
 
 
@@ -65,19 +67,19 @@ def asked_tokens(state, slot):
 
 @inner
 def reserved_tokens(state, slot):
-    """Output tokens still to come of a request, as far as an estimate counts them."""
+    """A request's remaining output tokens, capped at `MOST_NEW_TOKENS`."""
     return min(max(asked_tokens(state, slot) - state.requests[slot].generated_tokens, 0), MOST_NEW_TOKENS)
 
 
 @inner
 def initial_ratio(state):
-    """The share of them that is reserved at first."""
+    """The initial share of them that is reserved."""
     return min(INITIAL_RATIO * state.params[P.schedule_conservativeness], 1.0)
 
 
 @inner
 def reserved_by_running(state, instance, chunked):
-    """Tokens that the running requests are expected to make yet."""
+    """Tokens that the running requests are predicted to generate yet."""
     spec, batch, total = state.instances[instance], state.members[BATCH, instance], np.int64(0)
     for index in range(spec.running):
         if batch[index] != chunked:
@@ -88,7 +90,8 @@ def reserved_by_running(state, instance, chunked):
 # --- Prompts --------------------------------------------------------------------------------------------------------
 @inner
 def fits_beside(state, instance, slot, reserved):
-    """Whether a waiting request's prompt, and all that it may ask for, fit beside what is reserved."""
+    """Whether a waiting request's prompt, and all that it may ask for, fit beside the reserved
+    tokens."""
     spec, size = state.instances[instance], state.config.block_tokens
     start, _, idle = get_computed_blocks(state, instance, slot)
     prompt = length(state, slot) - start + idle * size
@@ -100,10 +103,10 @@ def fits_beside(state, instance, slot, reserved):
 
 @inner
 def continue_chunked(state, instance, slot, budget):
-    """Goes on with the prompt that the last iteration cut; returns its tokens."""
+    """Continues the prompt that the last iteration cut; returns its tokens."""
     left = missing(state, slot)
     tokens = min(left, budget)
-    if tokens == 0 or not allocate_slots(state, instance, slot, tokens):  # 0: its load has not come
+    if tokens == 0 or not allocate_slots(state, instance, slot, tokens):  # 0: its load is still pending
         return np.int64(0)
     if tokens == left:
         state.memory[instance, CHUNKED] = 0
@@ -112,7 +115,8 @@ def continue_chunked(state, instance, slot, budget):
 
 @inner
 def start_prompts(state, instance):
-    """The rest of a prompt that was cut, then waiting ones in order, until one does not fit; returns their tokens."""
+    """Starts the rest of a cut prompt, then waiting ones in order, until one does not fit; returns
+    their tokens."""
     memory, budget = state.memory[instance], state.config.max_num_batched_tokens
     chunked, used = np.int64(memory[CHUNKED]) - 1, np.int64(0)
     if chunked >= 0:
@@ -122,7 +126,7 @@ def start_prompts(state, instance):
     if first_waiting(state, instance) < 0:
         return used
     reserved = reserved_by_running(state, instance, chunked)
-    if chunked >= 0 and memory[CHUNKED] == 0:  # its prompt ends in this pass: all that it may ask for, as of a new one
+    if chunked >= 0 and memory[CHUNKED] == 0:  # its prompt ends in this pass: reserve as for a new request
         reserved += reserved_tokens(state, chunked)
     while used < budget and memory[CHUNKED] == 0:
         slot = first_waiting(state, instance)
@@ -151,8 +155,8 @@ def blocks_for_next(state, instance, chunked):
 
 @inner
 def first_to_retract(state, instance, chunked):
-    """Index of the running request with the fewest tokens made, of equals that with the longest prompt, of these the
-    last; the prompt that was cut comes after all others."""
+    """Index of the running request with the fewest generated tokens, then the longest prompt, then
+    the last; the cut prompt is excluded."""
     batch, best = state.members[BATCH, instance], -1
     for index in range(state.instances[instance].running):
         if batch[index] == chunked:
@@ -167,7 +171,8 @@ def first_to_retract(state, instance, chunked):
 
 @inner
 def retract(state, instance, chunked):
-    """Takes the memory of one running request after the other until the next tokens of the rest fit; one stays."""
+    """Preempts running requests, one after another, until the next tokens of the rest fit; one
+    stays."""
     spec, memory = state.instances[instance], state.memory[instance]
     while True:
         decoding = spec.running - (chunked >= 0)
@@ -189,7 +194,8 @@ def retract(state, instance, chunked):
 
 @inner
 def decode_all(state, instance):
-    """A token for each running request, once there is memory for all; returns how many."""
+    """Generates a token for each running request, once there is memory for all; returns their
+    number."""
     memory, chunked, given = state.memory[instance], np.int64(state.memory[instance, CHUNKED]) - 1, np.int64(0)
     if blocks_for_next(state, instance, chunked) > num_free_blocks(state, instance):
         retract(state, instance, chunked)
@@ -206,7 +212,7 @@ def decode_all(state, instance):
 
 @hook(COMPOSE)
 def schedule(view):
-    """Prompts where any can start, else decodes."""
+    """Computes prompts if any can start, else decodes."""
     state, instance = view.state, view.instance
     spec, memory = state.instances[instance], state.memory[instance]
     if spec.running == 0:

@@ -1,12 +1,15 @@
-"""vLLM's V1 scheduler with least-computed-first preemption (vLLM RFC 54644 and pull request 53723, both open).
+"""vLLM's V1 scheduler with least-computed-first preemption (vLLM RFC 54644 and pull request 53723,
+both open).
 
-Where blocks are short, the engine takes the memory of the running request with the fewest computed tokens, whose loss
-costs least to compute again, rather than of the last one. All else is `vllm_priority` (`baselines/vllm_v1.py`).
+If blocks are short, the engine preempts the running request with the fewest computed tokens, which
+is cheapest to recompute, instead of the last one. All else is `vllm_priority`
+(`baselines/vllm_v1.py`).
 
-The RFC makes the victim an axis of its own, beside the order of admission: with it an online request can lose its
-memory to an offline one that has computed more (`preempt=least_computed`). That priorities go first
-(`preempt=least_computed_of_class`) is ours. Read were the descriptions of both, not the patch: of equals the first
-admitted gives way, as in Python's `min` over the running requests.
+In the RFC the victim is independent of the order of admission, so an online request can lose its
+memory to an offline one that has computed more (`preempt=least_computed`). Priorities before
+computed tokens (`preempt=least_computed_of_class`) are ours. Source: the descriptions of both, not
+the patch; among equals the first admitted is preempted, as by Python's `min` over the running
+requests.
 """
 
 from baselines.vllm_v1 import PARAMS as V1_PARAMS

@@ -1,18 +1,20 @@
-"""vLLM's V0 scheduler as of 0.6.3, which Echo and BROS measured against: prompts first, whole, then decodes.
+"""vLLM's V0 scheduler as of 0.6.3, the baseline of Echo and BROS: prompts first, whole, then
+decodes.
 
-An iteration either prefills waiting requests, each whole, as far as tokens, seats and memory go (a share of the blocks,
-the watermark, stays free); or, where none can start, it decodes all that run. A decode without a free block preempts
-the request that is last in order, which computes its context again (V0's default for single sequences).
+An iteration prefills waiting requests, each whole, within tokens, slots and memory (a share of the
+blocks, the watermark, stays free). If none can start, it decodes all running requests. A decode
+without a free block preempts the last request in order, which is recomputed (V0's default for
+single sequences).
 
-`vllm_v0` serves in order of arrival whatever the class; in `vllm_v0_priority` a waiting online request, once it is at
-the head, takes the memory of running offline ones, the last arrived first, until it fits (the engine's
-priority-preemption). As in the engine, waiting requests are put into the order of their priorities only where an
-iteration starts no prompt: requests that arrived since then stand behind, those preempted for want of a block before
-all others.
+`vllm_v0` serves in order of arrival whatever the class. In `vllm_v0_priority` a waiting online
+request at the head preempts running offline ones, the last arrived first, until it fits (the
+engine's priority-preemption). As in the engine, waiting requests are sorted by priority only in an
+iteration that starts no prompt. Later arrivals stand behind, and requests preempted for want of a
+block before all others.
 
-Ours: a prompt longer than `max_num_batched_tokens` is prefilled alone, and one that only the watermark keeps out starts
-on an empty instance (the engine drops both). Not in it, as V0 had all of these switched off by default: chunked
-prefill, prefix caching, `preemption_mode=swap`.
+Ours: a prompt longer than `max_num_batched_tokens` is prefilled alone, and one that exceeds only
+the watermark starts on an empty instance (the engine drops both). Left out, as V0 had them off by
+default: chunked prefill, prefix caching, `preemption_mode=swap`.
 """
 
 import numpy as np
@@ -40,15 +42,15 @@ PARAMS = (
     Param("watermark", "share of the blocks that stays free when a request starts", 0.0, 0.5),
 )
 P = slots(PARAMS)
-# Indices in State.memory: the last arrival, from 1, when the waiting were last sorted; how many online and offline
-# requests stand before all others, having lost their memory since.
+# Indices in State.memory: the last arrival, from 1, at the last sorting; how many online and
+# offline requests stand before all others, preempted since.
 SORTED, FRONT_ONLINE, FRONT_OFFLINE = range(3)
 
 
 # --- The queue ------------------------------------------------------------------------------------------------------
 @inner
 def head(state, instance):
-    """The head of the engine's one waiting queue, or -1; under priority as it was last sorted."""
+    """The head of the engine's one waiting queue, or -1; with priorities, as last sorted."""
     spec, memory = state.instances[instance], state.memory[instance]
     online, offline = spec.online_head, spec.offline_head
     if online < 0 or offline < 0:
@@ -57,7 +59,7 @@ def head(state, instance):
         return online
     if memory[FRONT_OFFLINE] > 0:
         return offline
-    since = np.int64(memory[SORTED]) - 1  # the last of those that were sorted
+    since = np.int64(memory[SORTED]) - 1  # the last of the sorted ones
     known = arrival_order(state, since) if since >= 0 else np.int64(-1)
     online_order, offline_order = arrival_order(state, online), arrival_order(state, offline)
     if online_order <= known or offline_order > max(known, online_order):
@@ -67,7 +69,7 @@ def head(state, instance):
 
 @inner
 def may_start(state, instance, slot):
-    """Whether a waiting request has a seat and memory for its whole context beyond the watermark."""
+    """Whether a waiting request has a slot and memory for its whole context beyond the watermark."""
     spec = state.instances[instance]
     left = num_free_blocks(state, instance) - blocks_for(state, length(state, slot))
     above = left >= int(state.params[P.watermark] * spec.total_blocks) or spec.running == 0
@@ -83,7 +85,7 @@ def rank(state, slot):
 # --- The engine's steps ---------------------------------------------------------------------------------------------
 @inner
 def start_prompts(state, instance):
-    """Whole prefills of waiting requests, in order, until one does not fit; returns their tokens."""
+    """Prefills waiting requests whole, in order, until one does not fit; returns their tokens."""
     memory, used = state.memory[instance], 0
     while True:
         slot = head(state, instance)
@@ -99,8 +101,8 @@ def start_prompts(state, instance):
 
 @inner
 def make_way(state, instance):
-    """Under priority: the head takes the memory of less important requests until it fits; then the waiting are sorted.
-    Returns how many lost their memory."""
+    """With priorities: preempts less important requests until the head fits, then sorts the waiting
+    ones. Returns the number preempted."""
     slot, lost = head(state, instance), 0
     while slot >= 0 and state.instances[instance].running > 0:
         batch, worst = state.members[BATCH, instance], 0
@@ -118,7 +120,7 @@ def make_way(state, instance):
 
 @inner
 def lose(state, instance, slot):
-    """A running request loses its memory to a decode that lacks a block."""
+    """Preempts a running request for a decode that lacks a block."""
     request, memory = state.requests[slot], state.memory[instance]
     place = running_index(state, instance, slot)
     if state.config.class_blind:
@@ -130,9 +132,10 @@ def lose(state, instance, slot):
 
 @inner
 def decode_all(state, instance):
-    """A token for each running request, in order, while there are free blocks; else the last in order gives way.
+    """Decodes each running request, in order, while there are free blocks; else preempts the last
+    in order.
 
-    Returns (tokens, how many lost their memory).
+    Returns (tokens, number preempted).
     """
     spec, ranks, order = state.instances[instance], state.scratch[0], state.scratch[1]
     count, given, lost = spec.running, 0, 0
@@ -156,7 +159,7 @@ def decode_all(state, instance):
 
 @hook(COMPOSE)
 def schedule_v0(view):
-    """Prompts, else decodes. Where all that a pass did was to take memory away, the engine schedules again at once."""
+    """Schedules prompts, else decodes; again immediately if a pass has only preempted."""
     state, instance = view.state, view.instance
     while True:
         tokens, lost = start_prompts(state, instance), 0

@@ -1,20 +1,22 @@
 """vLLM's V1 scheduler: prefill chunks and decodes share every iteration's token budget.
 
-Running requests go first, then waiting ones in order until the head does not fit; a preempted request computes its
-context again (`ooco_gym/policy/mixed.py` has the rules step by step). Not in it: speculation.
+Running requests go first, then waiting ones in order until the head does not fit; a preempted
+request is recomputed. Speculation is left out.
 
-`vllm_fcfs` serves in the order of arrival, offline requests treated as online ones, and preempts the request admitted
-last. `vllm_priority` orders waiting requests by class first, each class by arrival, and preempts the running offline
-request that arrived last (where none is offline, the online one). A waiting online request never takes memory from a
-running offline one: that is how the engine is, and why priority alone does not protect the online promises.
+`vllm_fcfs` serves in the order of arrival, treats offline requests as online ones, and preempts the
+request admitted last. `vllm_priority` orders waiting requests by class first, each class by
+arrival, and preempts the running offline request that arrived last (without one, the online one).
+As in the engine, a waiting online request never takes memory from a running offline one, so
+priority alone does not protect the online SLOs.
 
-`engine_version` takes the schedule of an older release: with 0.32 and older a running request that preempts itself ends
-the pass over the running ones, with 0.23 and older freed blocks wait in another order before they are taken again, and
-with 0.18 and older a waiting request is admitted as soon as its first chunk fits.
+`engine_version` follows an older release. Up to 0.32 a running request that preempts itself ends
+the pass over the running ones; up to 0.23 freed blocks are reused in another order; up to 0.18 a
+waiting request is admitted as soon as its first chunk fits.
 
-Token budget and seats are those that a server of the release sets itself on the card, unless given (`as_shipped`).
+Token budget and slots default to those of the release's server on the card (`as_shipped`).
 
-The schedule itself is in `ooco_gym/policy/mixed.py`, as other rules build on it; what is vLLM's alone is here.
+The schedule is in `ooco_gym/policy/mixed.py`, since other policies build on it; only vLLM's own
+part is here.
 """
 
 from collections.abc import Mapping
@@ -33,7 +35,7 @@ ENGINE_PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
     Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
 )
-SCHEDULE_PARAMS = (  # what schedulers that build on the V1 schedule share
+SCHEDULE_PARAMS = (  # shared by schedulers that build on the V1 schedule
     *ENGINE_PARAMS,
     Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
     Param("prefix_caching", "whether blocks of prompts that begin alike are shared (on in V1 by default)",
@@ -60,7 +62,7 @@ def schedule(view):
 
 
 def as_shipped(policy: Policy, context: PolicyContext) -> Mapping[str, Any]:
-    """The token budget and the seats of a server where none are given, by the card's memory (`batch_defaults`)."""
+    """The default token budget and slots of a server, by the card's memory (`batch_defaults`)."""
     release = ENGINE_VERSIONS.index(str(policy.values["engine_version"]))
     tokens, seats = batch_defaults(context.chip, context.memory_bytes, release <= LARGEST_CARDS)
     tokens = int(policy.values["max_num_batched_tokens"]) or tokens
