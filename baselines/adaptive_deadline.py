@@ -61,9 +61,9 @@ ADJUSTED = (
 if tuple(one.name for one in ADJUSTED) != Settings._fields:
     raise AssertionError("ADJUSTED must have the parameters of Settings in their order")
 OWN = (
-    Param("interval_s", "for how long what is set stays in force, seconds", 0.0, 3600.0),
-    Param("violation_budget", "share of online requests that may miss an SLO", 1e-6, 1.0),
-    Param("weights", "file of the weights; none: `deadline`", default="", file=True),
+    Param("interval_s", "time between two updates of the parameters, seconds", 0.0, 3600.0),
+    Param("violation_budget", "share of online requests that may violate the SLO", 1e-6, 1.0),
+    Param("weights", "file of the weights; without one: `deadline`", default="", file=True),
 )
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)

@@ -69,12 +69,12 @@ from ooco_gym.sim.waiting import rank_of
 RULES = ("arrival", "prefix", "lpm", "dfs_weight", "shortest", "least_work", "shared_work")
 ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK = range(len(RULES))
 OWN = (
-    Param("rule", "by which score a waiting offline request is admitted", choices=RULES),
-    Param("refresh_s", "how often all waiting requests are looked at, seconds", 0.0, 3600.0),
-    Param("output_weight", "prompt tokens that a believed output token costs; shortest, least_work, shared_work", 0.0,
+    Param("rule", "score by which waiting offline requests are admitted", choices=RULES),
+    Param("refresh_s", "time between two scorings of all waiting requests, seconds", 0.0, 3600.0),
+    Param("output_weight", "prompt tokens that a predicted output token counts; shortest, least_work, shared_work", 0.0,
           1000.0),
-    Param("affinity", "by what share an instance's offline requests may exceed the mean, where those of a prefix go to "
-          "one; 0: prefixes do not matter", 0.0, 100.0),
+    Param("affinity", "route offline requests by prefix, up to this share above the mean number; 0: prefixes do not "
+          "matter", 0.0, 100.0),
 )
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)

@@ -34,16 +34,16 @@ from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.sessions import arrival_order
 
 PARAMS = (
-    Param("batch_base", "B_base: batch size to begin with, and after the time has run out (4.2)", 1, 1_000_000),
-    Param("batch_cap", "the batch size doubles no further (the paper states no cap)", 1, 1_000_000),
-    Param("late", "line 3: failed requests go first (as printed), or after all that may still be in time",
+    Param("batch_base", "B_base: initial batch size, also after the time has run out (4.2)", 1, 1_000_000),
+    Param("batch_cap", "largest batch size (the paper states no cap)", 1, 1_000_000),
+    Param("late", "line 3: whether failed requests go first (as printed) or last",
           choices=("first", "last")),
     Param("bidirectional", "5: blocks with two owners; own: best-effort requests join no block of a real-time one",
           choices=("off", "on", "own")),
-    Param("average_weight", "of the newest iteration in T_avg", 0.0, 1.0),
-    Param("context_tokens", "longest sequence that is profiled: the model's", 1, 10_000_000),
+    Param("average_weight", "weight of the newest iteration in T_avg", 0.0, 1.0),
+    Param("context_tokens", "longest profiled sequence: the model's", 1, 10_000_000),
     Param("max_num_seqs", "requests that hold memory at a time", 1, 1_000_000),
-    Param("swap_overlap", "4.1: swapping goes on beside the iteration", 0, 1),
+    Param("swap_overlap", "4.1: swapping overlaps the iteration", 0, 1),
     Param("prefill_linear", "cost model, ps (0: fitted to profiled batches)", 0.0),
     Param("prefill_product", "cost model, ps", 0.0),
     Param("prefill_base", "cost model, ps", 0.0),

@@ -53,13 +53,13 @@ PARAMS = (
     *SCHEDULE_PARAMS,
     Param("tbt_share", "share of the TPOT SLO that an iteration with online requests may take", 0.0, 100.0),
     Param("offline_batched_tokens", "new tokens of an iteration without online requests", 1, 1_000_000),
-    Param("preemption", "stop offline iterations where TTFT would be missed, for every online request, or never",
+    Param("preemption", "stop offline iterations if TTFT would be violated, for every online request, or never",
           choices=("slack", "always", "never")),
     Param("safepoint_layers", "layers between two safepoints", 1, 1_000),
-    Param("preempted_kv", "what becomes of preempted offline requests' memory",
+    Param("preempted_kv", "how the KV memory of preempted offline requests is handled",
           choices=("recompute", "swap", "checkpoint")),
-    Param("swap_overlap", "copies to and from the host beside the computation", choices=("off", "on")),
-    Param("host_gib", "host memory for copies, GiB an instance", 0, 1_000_000),
+    Param("swap_overlap", "copies to and from the host overlap the computation", choices=("off", "on")),
+    Param("host_gib", "host memory for copies, GiB per instance", 0, 1_000_000),
 )
 P = slots(PARAMS)
 ALWAYS, NOT_AT_ALL = 1, 2  # values of `preemption`

@@ -49,8 +49,8 @@ PARAMS = (
     Param("cap_share", "batch_cap=0: share of the TPOT SLO that a step at the mean context may fill", 0.01, 2.0),
     Param("interrupt", "stop an offline prefill for an online arrival", choices=("never", "always")),
     PREFILL_TOKENS,
-    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
-    Param("at_cap", "what a batch at its cap has online requests do: pause offline ones, or wait for a seat",
+    Param("layer_resume", "an interrupted prefill resumes at the layer reached", 0, 1),
+    Param("at_cap", "online requests at a full batch: pause offline ones, or wait for a place",
           choices=("pause", "wait"), default="pause"),
 )
 P = slots(PARAMS)

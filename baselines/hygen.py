@@ -58,16 +58,16 @@ COEFFICIENTS = ("one_ps", "prefill_token_ps", "decode_token_ps", "prefill_token_
 PARAMS = (
     *FAMILY,
     Param("latency_budget_s", "predicted latency up to which an iteration is filled; -1: found by the profiler", -1.0),
-    Param("budget_binds_online", "the budget shortens online prefills, too", 0, 1),
-    Param("waiting_order", "offline requests by arrival, or by prefix, to share it (PSM)",
+    Param("budget_binds_online", "whether the budget also shortens online prefills", 0, 1),
+    Param("waiting_order", "order of offline requests: arrival, or prefix (PSM)",
           choices=("arrival", "prefix")),
-    Param("utility", "u: how often the next by prefix is taken rather than the one that waits longest", 0.0, 1.0),
-    Param("decode_tokens", "S_d: sum of the decodes' contexts, or of their new tokens", choices=("context", "new")),
+    Param("utility", "u: probability of the next by prefix instead of the one that waits longest", 0.0, 1.0),
+    Param("decode_tokens", "S_d: sum of the decodes' contexts or of their new tokens", choices=("context", "new")),
     *(Param(name, "coefficient of Equation 1; all 0: trained") for name in COEFFICIENTS),
     *PROFILE_PARAMS,
 )
 P = slots(PARAMS)
-STAR_PARAMS = (*FAMILY, Param("offline_qps", "offline requests that enter a second; -1: found by the profiler", -1.0),
+STAR_PARAMS = (*FAMILY, Param("offline_qps", "offline requests admitted per second; -1: found by the profiler", -1.0),
                *PROFILE_PARAMS)
 STAR = slots(STAR_PARAMS)
 FAIRNESS_STREAM = 2  # of Algorithm 4's random numbers

@@ -41,11 +41,11 @@ METRICS = {"mean_ttft": "ttft_mean_s", "p99_ttft": "ttft_p99_s", "mean_tbt": "it
 AUTO = -1.0  # of a parameter that the profiler finds
 PROFILE_PARAMS = (
     Param("slo_metric", "metric of online service that the profiler protects", choices=tuple(METRICS)),
-    Param("tolerance", "by how much, as a share, it may exceed its value without offline work", 0.0, 1000.0),
-    Param("second_metric", "a second SLO to keep besides (Figure 11)", choices=("none", *METRICS)),
-    Param("second_tolerance", "its tolerance", 0.0, 1000.0),
+    Param("tolerance", "share by which slo_metric may exceed its value without offline work", 0.0, 1000.0),
+    Param("second_metric", "metric of a second SLO (Figure 11)", choices=("none", *METRICS)),
+    Param("second_tolerance", "tolerance of second_metric", 0.0, 1000.0),
     Param("profile_seed", "first seed of the profiler's test runs", 0, 2**31),
-    Param("profile_windows", "test runs, of a seed each, in all of which an SLO must hold", 1, 100),
+    Param("profile_windows", "number of test runs (one seed each); an SLO must hold in all", 1, 100),
     Param("profile_duration_s", "longest window of a test run, seconds", 1.0, 1e7),
     Param("profile_steps", "halvings of the profiler's search", 1, 40),
 )

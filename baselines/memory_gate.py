@@ -45,9 +45,9 @@ from ooco_gym.sim import state as s
 PARAMS = (*SLACK_PARAMS,
           Param("reserve", "share of a relaxed instance's blocks that stays free after a prefill's first prompt", 0.0,
                 1.0),
-          Param("gate_growth", "mean offline outputs by which residents are counted as grown already", 0.0, 100.0),
-          Param("choose", "which of the candidates is prefilled", choices=("first", "density")),
-          Param("weights", "file of the weights of the learned gate; none: the rule alone", default="", file=True))
+          Param("gate_growth", "mean offline outputs by which residents must be able to grow", 0.0, 100.0),
+          Param("choose", "which candidate is prefilled", choices=("first", "density")),
+          Param("weights", "file of the learned gate's weights; without one: the rule alone", default="", file=True))
 P = slots(PARAMS)
 DENSITY = 1  # of choose
 COLUMNS = ("free", "growth", "prompt", "residents", "waiting", "returned", "evicted", "strict_free", "rate_10s",

@@ -66,21 +66,21 @@ from ooco_gym.sim.mixed import NO_SUMS
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RESIDENT
 
 PARAMS = (
-    Param("max_num_seqs", "requests that run at once, at most", 1, 65_536),
-    Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
+    Param("max_num_seqs", "most requests that run at a time", 1, 65_536),
+    Param("prefix_caching", "reuse the KV memory of shared prompt prefixes", choices=("off", "on")),
     Param("max_chunk", "most tokens of an iteration, decodes included", 1, 1_000_000),
-    Param("least_chunk", "tokens of an iteration, decodes included, that no slack is needed for", 0, 1_000_000),
-    Param("margin", "predicted latency times this must be within the slack", 0.1, 10.0),
-    Param("alpha_ms", "ms that a token of remaining work counts", 0.0, 1e6),
+    Param("least_chunk", "tokens of an iteration, decodes included, that need no slack", 0, 1_000_000),
+    Param("margin", "factor on predicted latency, which must stay within the slack", 0.1, 10.0),
+    Param("alpha_ms", "ms that a token of remaining work counts in a priority", 0.0, 1e6),
     Param("ttlt_s", "SLO_TTLT of offline requests without a deadline of their own", 0.0, 1e7),
     Param("offline_tbt_s", "slack of an offline decode's next token", 0.0, 1e7),
-    Param("due_from", "what token deadlines of online requests run from", choices=("first_token", "arrival")),
-    Param("relegation", "whether prefills that will miss their deadline go behind all others", choices=("on", "off")),
+    Param("due_from", "start of the token deadlines of online requests", choices=("first_token", "arrival")),
+    Param("relegation", "whether prefills that will be late go behind all others", choices=("on", "off")),
     Param("hints", "whether offline requests are relegated before online ones", choices=("on", "off")),
-    Param("preempted", "whether offline requests keep their memory when an online one needs it, or compute it again",
+    Param("preempted", "whether offline requests keep their KV memory when an online one needs it, or recompute it",
           choices=("retain", "recompute")),
-    Param("output_window", "past requests whose output lengths are known", 1, 100_000),
-    Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
+    Param("output_window", "number of past requests whose output lengths are known", 1, 100_000),
+    Param("outputs_by_class", "whether lengths of online and offline requests are separate", choices=("off", "on")),
 )
 P = slots(PARAMS)
 FROM_ARRIVAL, OFF, RETAIN = 1, 1, 0  # of due_from; of relegation and hints; of preempted

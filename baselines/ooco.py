@@ -39,19 +39,19 @@ from ooco_gym.sim.costs import random_below
 MIX_STREAM = 1  # of Algorithm 2's random draws
 
 PARAMS = (
-    Param("slo_margin", "share of the TPOT SLO that a strict step may fill: the S of Algorithms 1 and 2", 0.01, 2.0),
+    Param("slo_margin", "share of the TPOT SLO that a strict step may take: S of Algorithms 1 and 2", 0.01, 2.0),
     Param("pull_margin", "pulls stop this share of the SLO below `slo_margin` (3.4.3: 'with some margin')", 0.0, 1.0),
-    Param("random_tries", "K of Algorithm 2: offline requests drawn at random before the shortest are added", 0, 4096),
+    Param("random_tries", "K of Algorithm 2: random draws of offline requests before the shortest are added", 0, 4096),
     Param("max_pull", "requests in one pull (Algorithm 1 leaves the number open)", 1, 1024),
-    Param("interrupt", "3.4.1: stop offline work for an online arrival", choices=("always", "slack", "never")),
-    Param("slack_factor", "interrupt=slack: predicted TTFT is stretched by this before comparing", 0.0, 100.0),
-    Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
+    Param("interrupt", "3.4.1: when an online arrival stops offline work", choices=("always", "slack", "never")),
+    Param("slack_factor", "interrupt=slack: factor on the predicted TTFT", 0.0, 100.0),
+    Param("gate", "3.4.2: when an offline prefill starts", choices=("cost", "saturation", "always", "never")),
     Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
-    Param("overload", "3.4.4: online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),
+    Param("overload", "3.4.4: if online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),
     Param("evict", "3.4.1: which request is evicted", choices=("bottleneck", "longest", "shortest")),
-    Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
+    Param("gate_window", "waiting offline requests that the gate considers", 1, 1024),
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
-    Param("layer_resume", "an interrupted prefill goes on at the layer reached (3.4.1 leaves it to the future)", 0, 1),
+    Param("layer_resume", "an interrupted prefill resumes at the layer reached (future work in 3.4.1)", 0, 1),
 )
 P = slots(PARAMS)
 

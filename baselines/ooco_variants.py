@@ -28,9 +28,9 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import random_below
 
 PARAMS = (*OOCO_PARAMS,
-          Param("growth", "mean lengths by which all must be able to grow after a pull; 0: Algorithm 1", 0.0, 100.0),
-          Param("bank", "times the TPOT SLO that a step may take at most, where all online requests are ahead of their "
-                "deadlines; 0: Algorithm 2's bound", 0.0, 100.0))
+          Param("growth", "mean outputs by which all must be able to grow after a pull; 0: Algorithm 1", 0.0, 100.0),
+          Param("bank", "longest step, in TPOT SLOs, if all online requests are ahead of their deadlines; 0: Algorithm "
+                "2's bound", 0.0, 100.0))
 P = slots(PARAMS)
 GATE_STREAM = 2  # of `random`'s draws
 

@@ -29,14 +29,14 @@ from ooco_gym.policy.rules import (
 from ooco_gym.sim import state as s
 
 PARAMS = (
-    Param("stop_share", "the strict batch is filled up to this share of the TPOT SLO", 0.01, 2.0),
+    Param("stop_share", "share of the TPOT SLO up to which the strict batch is filled", 0.01, 2.0),
     Param("estimate_every", "requests added between two latency estimates while filling", 1, 1024),
     Param("pull_memory_share", "pull while less than this share of the KV memory is in use", 0.0, 1.0),
     Param("pull_latency_share", "pull while the last step took less than this share of the TPOT SLO", 0.0, 2.0),
     Param("pull_interval_s", "shortest time between two pull signals of one instance", 0.0, 3600.0),
-    Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
+    Param("gate_window", "waiting offline requests that the gate considers", 1, 1024),
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
-    Param("layer_resume", "an interrupted prefill goes on at the layer reached; the engine starts it over", 0, 1),
+    Param("layer_resume", "an interrupted prefill resumes at the layer reached; the engine restarts it", 0, 1),
 )
 P = slots(PARAMS)
 

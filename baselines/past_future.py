@@ -51,15 +51,15 @@ from ooco_gym.sim.state import BATCH
 
 PARAMS = (
     *SCHEDULE_PARAMS,
-    Param("output_window", "past requests whose output lengths are known", 1, 100_000),
-    Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
-    Param("initial", "lengths of max_output_tokens that the window begins with", 0, 100_000),
-    Param("max_output_tokens", "longest output that a request may ask for", 1, 1_000_000),
-    Param("lengths", "drawn from the past, the true ones, or drawn from what the scenario's predictor says",
+    Param("output_window", "number of past requests whose output lengths are known", 1, 100_000),
+    Param("outputs_by_class", "whether lengths of online and offline requests are separate", choices=("off", "on")),
+    Param("initial", "number of lengths of max_output_tokens in the initial window", 0, 100_000),
+    Param("max_output_tokens", "longest output that a request may ask for, tokens", 1, 1_000_000),
+    Param("lengths", "output lengths: drawn from the past, true, or drawn from the scenario's predictor",
           choices=("past", "exact", "predicted")),
-    Param("reserve", "share of the memory that predictions leave free", 0.0, 1.0),
-    Param("draws", "draws for the whole batch, of which the worst counts, at most", 1, 64),
-    Param("draws_in_all", "lengths drawn in all, beyond one for each request", 0, 100_000),
+    Param("reserve", "share of the memory that predicted peaks must leave free", 0.0, 1.0),
+    Param("draws", "most draws for the whole batch; the worst counts", 1, 64),
+    Param("draws_in_all", "limit of the lengths drawn in all, beyond one for each request", 0, 100_000),
 )
 P = slots(PARAMS)
 EXACT, PREDICTED = 1, 2

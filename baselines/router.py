@@ -59,19 +59,19 @@ from ooco_gym.sim.state import PS_PER_S
 RULES = ("requests", "power_of_two", "latency", "lmetric", "sticky")
 REQUESTS, POWER_OF_TWO, LATENCY, LMETRIC, STICKY = range(len(RULES))
 OWN = (
-    Param("rule", "by which score an online request is routed", choices=RULES),
-    Param("lag_s", "how old the figures of instances may be, seconds", 0.0, 60.0),
-    Param("sent_weight", "how much counts of what was sent since the last look", 0.0, 4.0),
-    Param("drain", "share of the time since the last look in which prompts ahead were computed", 0.0, 2.0),
-    Param("waiting_weight", "how often a request that waits counts; rules that count requests", 0.0, 16.0),
-    Param("speed_share", "power of the seconds a prompt token, over the mean, in the score", 0.0, 4.0),
+    Param("rule", "score by which online requests are routed", choices=RULES),
+    Param("lag_s", "largest age of the observations of instances, seconds", 0.0, 60.0),
+    Param("sent_weight", "weight of the requests sent since the last observation", 0.0, 4.0),
+    Param("drain", "share of the time since the last observation in which prompts ahead were computed", 0.0, 2.0),
+    Param("waiting_weight", "weight of a waiting request; rules that count requests", 0.0, 16.0),
+    Param("speed_share", "power of the seconds per prompt token, over the mean, in the score", 0.0, 4.0),
     Param("choices", "instances drawn for a request; power_of_two", 1, 1024),
     Param("decode_tokens", "decode steps that the predicted latency includes; latency", 0.0, 1000.0),
-    Param("queue_weight", "how often a prompt token ahead counts; lmetric", 0.0, 4.0),
+    Param("queue_weight", "weight of a prompt token ahead; lmetric", 0.0, 4.0),
     Param("cache_threshold", "share of the prompt that must be cached to stick to an instance; sticky", 0.0, 1.0),
-    Param("balance_abs", "difference of requests up to which loads are in balance; sticky", 0.0, 1e6),
-    Param("balance_rel", "ratio of requests up to which loads are in balance; sticky", 1.0, 1e3),
-    Param("weights", "file of the weights of the learned score; none: the rule alone", default="", file=True),
+    Param("balance_abs", "largest difference of balanced loads, in requests; sticky", 0.0, 1e6),
+    Param("balance_rel", "largest ratio of balanced loads; sticky", 1.0, 1e3),
+    Param("weights", "file of the learned score's weights; without one: the rule alone", default="", file=True),
 )
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)

@@ -41,11 +41,11 @@ OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # the requests of a pass: request.u
 # Parameters that all of the family share, in these places of State.params.
 FAMILY = (
     Param("chunk_size", "token budget of an iteration: C", 1, 1_000_000),
-    Param("max_num_seqs", "requests that run at once, at most", 1, 65_536),
-    Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
+    Param("max_num_seqs", "most requests that run at a time", 1, 65_536),
+    Param("prefix_caching", "reuse the KV memory of shared prompt prefixes", choices=("off", "on")),
 )
-PARAMS = (*FAMILY, Param("offline", "whether offline requests are served at all, or first come first served with the "
-                         "online ones (HyGen 5.1 measures pure online serving)", choices=("never", "fcfs")))
+PARAMS = (*FAMILY, Param("offline", "whether offline requests are never served (pure online serving, HyGen 5.1) or "
+                         "first come first served with the online ones", choices=("never", "fcfs")))
 P = slots(PARAMS)
 
 

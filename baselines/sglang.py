@@ -45,9 +45,9 @@ from ooco_gym.sim.state import BATCH, SYNCHRONOUS
 
 PARAMS = (
     *SCHEDULE_PARAMS,
-    Param("max_new_tokens", "tokens that each request may ask for; 0: those that it makes, as benchmarks with "
-          "ignore_eos ask", 0, 1_000_000),
-    Param("schedule_conservativeness", "factor of the share of the tokens asked for that is reserved (SGLang's option)",
+    Param("max_new_tokens", "output tokens that each request asks for; 0: its true output, as in benchmarks "
+          "with ignore_eos", 0, 1_000_000),
+    Param("schedule_conservativeness", "factor on the reserved share of requested tokens (SGLang's option)",
           0.0, 10.0),
 )
 P = slots(PARAMS)

@@ -19,8 +19,8 @@ from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.state import SEES_FINISHING
 
-PARAMS = (*V1_PARAMS, Param("preempt", "which running request gives way: the last, the one with the fewest computed "
-                            "tokens, or the one of these among the offline ones", choices=VICTIMS))
+PARAMS = (*V1_PARAMS, Param("preempt", "which running request is preempted: the last, the one with the fewest "
+                            "computed tokens, or that one among the offline ones", choices=VICTIMS))
 
 policy = Policy("vllm_lcf", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule, prepare=as_shipped,
                 async_scheduling=SEES_FINISHING)

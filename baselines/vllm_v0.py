@@ -39,7 +39,7 @@ from ooco_gym.sim.state import BATCH, NEVER, SYNCHRONOUS
 
 PARAMS = (
     *ENGINE_PARAMS,
-    Param("watermark", "share of the blocks that stays free when a request starts", 0.0, 0.5),
+    Param("watermark", "share of the blocks that must stay free when a request starts", 0.0, 0.5),
 )
 P = slots(PARAMS)
 # Indices in State.memory: the last arrival, from 1, at the last sorting; how many online and

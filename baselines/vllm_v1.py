@@ -38,18 +38,18 @@ ENGINE_PARAMS = (
 SCHEDULE_PARAMS = (  # shared by schedulers that build on the V1 schedule
     *ENGINE_PARAMS,
     Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
-    Param("prefix_caching", "whether blocks of prompts that begin alike are shared (on in V1 by default)",
+    Param("prefix_caching", "whether blocks of common prompt prefixes are shared (on in V1 by default)",
           choices=("off", "on")),
 )
 PARAMS = (
-    Param("max_num_batched_tokens", "new tokens of one iteration; 0: as the release ships on the card", 0, 1_000_000,
+    Param("max_num_batched_tokens", "new tokens of one iteration; 0: the release's default on the card", 0, 1_000_000,
           usual=(256, 16_384)),
-    Param("max_num_seqs", "requests that run at a time; 0: as the release ships on the card", 0, 1_000_000,
+    Param("max_num_seqs", "requests that run at a time; 0: the release's default on the card", 0, 1_000_000,
           usual=(16, 1024)),
     *SCHEDULE_PARAMS[2:],
-    Param("engine_version", "vLLM's release whose schedule is followed (docs/oracle.md: what changed)",
+    Param("engine_version", "vLLM release whose schedule is followed (changes: docs/oracle.md)",
           choices=ENGINE_VERSIONS),
-    Param("watermark", "share of the blocks that stays free as a request is admitted beside running ones", 0.0, 0.5,
+    Param("watermark", "share of the blocks that must stay free as a request joins running ones", 0.0, 0.5,
           default=0.0),
 )
 P = slots(PARAMS)
