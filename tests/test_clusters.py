@@ -53,7 +53,7 @@ def test_the_lanes_of_a_pipeline_share_its_memory() -> None:
 
 
 @pytest.mark.parametrize(("workload", "name", "rate"), re.findall(
-    r"^\| `(\w+)` \| `(\w+)` \| ([\d.]+)", PAGE.read_text(encoding="utf-8").partition("## How much is asked")[2],
+    r"^\| `(\w+)` \| `(\w+)` \| ([\d.]+)", PAGE.read_text(encoding="utf-8").partition("## Online load")[2],
     re.MULTILINE))
 def test_the_load_that_the_docs_state_is_the_stored_one(workload: str, name: str, rate: str) -> None:
     found = Scenario(workload=workload, cluster=name).online_scale() * workload_mean_rate(workload)
