@@ -19,7 +19,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from agents.settings import plain
-from ooco_gym.commands.simulate import say_played
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.config import NOT_ARGUMENTS
@@ -28,10 +27,12 @@ from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, finite, is_whole, unknown
 from ooco_gym.policy import policy_of
 from ooco_gym.report import show_notes
+from ooco_gym.run_notes import say_played
+from ooco_gym.scenario import Scenario
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
-_SAID: set[str] = set()  # traces for which the note below was shown already
+_SAID: set[str] = set()  # scenarios whose load was printed
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -60,7 +61,7 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         with warnings.catch_warnings():  # a configuration names its version
             warnings.filterwarnings("ignore", ".* is out of date", DeprecationWarning)
             made = make(imported(str(spec["id"])), **more, **arguments)
-        _say_trace(getattr(getattr(made.unwrapped, "config", None), "scenario", None))
+        _say_load(getattr(getattr(made.unwrapped, "config", None), "scenario", None))
         return made
     except gym.error.Error as error:
         raise unknown("environment", spec["id"], ENVIRONMENTS) from error
@@ -74,13 +75,19 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
 
 
-def _say_trace(scenario: Any) -> None:
-    """Shows which part of a trace file windows are drawn from, once in a process, not in workers."""
-    if not getattr(scenario, "from_file", False) or multiprocessing.parent_process() is not None:
+def _say_load(scenario: Any) -> None:
+    """Prints which load the configuration leaves open, and the part of a trace file that windows are drawn from; once
+    in a process, and never in workers."""
+    if not isinstance(scenario, Scenario) or multiprocessing.parent_process() is not None:
         return
-    key = repr(scenario.workload)
-    if key not in _SAID:
-        _SAID.add(key)
+    key = repr((scenario.workload, scenario.cluster, scenario.rate_scale))
+    if key in _SAID:
+        return
+    _SAID.add(key)
+    if scenario.rate_scale is None and scenario.online_rate is None and not scenario.from_file:
+        show_notes([f"the online load is the stored peak of this workload and cluster, rate_scale="
+                    f"{scenario.online_scale():g}; env.scenario.rate_scale=… sets another."])
+    if scenario.from_file:
         say_played(scenario.with_(start_s=None, duration_s=None))
         show_notes(["windows of all splits are drawn from this one trace, so that none is held out: "
                     "'ooco-gym workload make FILE start_s=… duration_s=… to=…' cuts out a part to train on."])

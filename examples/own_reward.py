@@ -1,4 +1,4 @@
-"""Gating with a term of the reward and a figure of the observation that are one's own, in one file.
+"""PrefillGate with its own reward term and its own cluster feature, in one file.
 
     ooco-gym train env=prefillgate env.id=examples/own_reward.py:mine/PrefillGate-v1
 """
@@ -23,8 +23,8 @@ def offline_residents(state, instance):
     return state.instances[instance].offline_members
 
 
-class OwnGatingEnv(PrefillGateEnv):
-    """The gate of OOCO's relaxed pool, where interruptions cost something and the offline residents are seen."""
+class OwnPrefillGateEnv(PrefillGateEnv):
+    """PrefillGate in which interruptions cost reward, and the observation has the number of offline residents."""
 
     id: ClassVar[str] = "mine/PrefillGate-v1"
     terms: ClassVar[tuple[Term, ...]] = (Term("interrupted", interrupted, weight=0.1),)
@@ -33,4 +33,4 @@ class OwnGatingEnv(PrefillGateEnv):
                offline_residents),)
 
 
-register(OwnGatingEnv)
+register(OwnPrefillGateEnv)

@@ -74,7 +74,11 @@ DECISION = Decision(
 
 
 class PullLimitEnv(DecisionEnv):
-    """How many requests one pull of OOCO's Algorithm 1 may take, chosen anew at each interval.
+    """How many requests one pull of OOCO's Algorithm 1 may take, chosen again at each interval.
+
+    ## Description
+    One pull moves up to `max_pull` offline requests to a strict instance. A higher limit fills the instance sooner, and
+    leaves it less memory for what arrives next.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is never legal, `2 + k` takes limit k.

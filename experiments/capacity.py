@@ -23,14 +23,15 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import with_settings
 from experiments.sustained import TPOT_FROM, Cell, measured, rows_of, summed_up
-from ooco_gym.commands.simulate import SEARCHED, of_cell, say_clock, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.from_config import of_cell, scenario_of
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.protocol import protocol_values
 from ooco_gym.render.reading import load_words
 from ooco_gym.report import show_notes
 from ooco_gym.resources import load_yaml
+from ooco_gym.run_notes import SEARCHED, say_clock, say_played
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -16,7 +16,7 @@ from experiments.common.policies import baseline_of, names_of, seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import parts_of, tuned_on, with_settings, words_of
-from ooco_gym.commands.simulate import notes_of, say_clock, say_played, scenario_of
+from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import cost_figures
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
@@ -25,6 +25,7 @@ from ooco_gym.render.outcome import compare, metrics_of
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
+from ooco_gym.run_notes import notes_of, say_clock, say_played
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

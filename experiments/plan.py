@@ -28,8 +28,8 @@ from experiments.common.runner import Jobs
 from experiments.common.sizes import Planner, asked_for, frontier_plot, idle_words, sized, split_words
 from experiments.common.store import Store
 from experiments.common.sustain import Bench
-from ooco_gym.commands.simulate import say_clock, say_played, scenario_of
 from ooco_gym.files import as_json, atomic_write
+from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
@@ -48,6 +48,7 @@ from ooco_gym.report import (
     write_page,
 )
 from ooco_gym.report.pages import Plot
+from ooco_gym.run_notes import say_clock, say_played
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

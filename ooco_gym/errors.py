@@ -80,12 +80,13 @@ def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None
     Raises:
         UserError: an unknown key, with the nearest known one.
     """
-    names = list(known)
+    names = [name for name in known if not name.startswith("_")]
     for key in keys:
         if key not in names:
             if now := FORMER["key"].get(str(key)):
                 raise UserError(f"{where}: the key '{key}' is now '{now}'")
-            raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), names)}")
+            expected = nearest(str(key), names) or f"; expected one of {', '.join(names)}"
+            raise UserError(f"{where}: unknown key '{key}'{expected}")
 
 
 # Names of earlier versions by kind, and their replacements.

@@ -249,7 +249,11 @@ class Scenario:
             return 1.0, ""
         bearer = self.peak_factor_scenario()
         if bearer is not self:
-            return bearer._scale()
+            try:
+                return bearer._scale()
+            except NoPeakFactor as error:
+                raise NoPeakFactor(f"{error} (the load of '{self.load_cluster().name}' is the peak of its twin, "
+                                   f"'{bearer.load_cluster().name}')") from None
         mine = (label("workload", without_classes(self.workload)), label("cluster", self.cluster))
         factor = self._stored_factor(*mine)
         if factor is not None:

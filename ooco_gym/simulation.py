@@ -21,10 +21,10 @@ from ooco_gym.policy import Policy, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.report.terminal import remark
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
+from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state, slo_ps
 from ooco_gym.sim.config import Machine, SimConfig
-from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.sim.retention import Retention
 from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
@@ -240,7 +240,7 @@ class Simulation:
     def advance(self, until_s: float | None = None) -> bool:
         """Runs until a decision is pending (True), or until `until_s` or the end (False)."""
         until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
-        why = run_loop(self.handle.address, self._hooks, until_ps, self._answer)
+        why = loop.run(self.handle.address, self._hooks, until_ps, self._answer)
         self._answer = s.ASK
         return why == s.ASKED
 

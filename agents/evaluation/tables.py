@@ -59,7 +59,7 @@ def difference_table(suite: Mapping[str, Any]) -> Table:
         name = entry["policy"]
         if name != suite["reference"]:
             rows.append([name, *(judged(by[name, metric], metric) for metric in _COMPARED)])
-    return Table(f"Paired differences to the best heuristic, {suite['reference']}",
+    return Table(f"Paired differences to {suite['reference']}, the best policy that was not learned",
                  ["policy", *(f"Δ {TITLES[metric]}" for metric in _COMPARED)], rows, align="l")
 
 

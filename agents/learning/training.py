@@ -26,6 +26,7 @@ from agents.policies.runs import imitated, recipe_of
 from agents.settings import plain
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
+from ooco_gym.report import show_notes
 
 
 def learn(config: dict[str, Any], out: Path, resumed: bool, started: float) -> dict[str, Any]:
@@ -95,6 +96,10 @@ class Training:
             return model_of(self.state, self.env, self.agent)
         if self.agent.get("n_steps") is None:
             self.agent["n_steps"] = imitation.steps_of(self.venv, float(self.agent["rollout_s"]), self.seed)
+        decisions = int(self.agent["n_steps"]) * int(self.agent["n_envs"])
+        if decisions > self.config["total_timesteps"]:
+            show_notes([f"one rollout is {decisions:,} decisions (agent.n_envs, agent.rollout_s), so training takes "
+                        f"that many, not total_timesteps={self.config['total_timesteps']:,}."])
         return build_model(self.env, self.agent, self.seed)
 
     # --- Callbacks ---

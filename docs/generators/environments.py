@@ -43,8 +43,8 @@ PAGES = {
 OWN = ("Action Space", "Candidates", "Observation Space", "Default Scenario")
 SHOWN = ("extends", "scenario", "base_policy", "window_s", "warmup_s", "candidates", "interval_s", "levels",
          "shares", "controls", "action", "reward", "vary")
-COMMON = ("Observation Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments", "Rendering",
-          "Snapshots", "References", "Version History")
+COMMON = ("Observation Space", "Action Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments",
+          "Rendering", "Snapshots", "References", "Version History")
 
 
 # --- The pages of environments ----------------------------------------------------------------------------------------
@@ -52,11 +52,9 @@ def page(which: str) -> str:
     """The Markdown page of the environments of `pools` or of `engines`."""
     title, pictured, says = PAGES[which]
     parts = [NOTE, f"# {title}", "", says, "", f"![Where the decisions are taken]({pictured}.svg)", "",
-             "`gym.make(\"ooco_gym/NAME\")` makes one, `gym.make_vec(\"ooco_gym/NAME\", num_envs=64)` many. Rewards, "
-             "arguments, splits, rendering and snapshots are [the same in all](common.md). An action of "
-             "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the base policy would do; or `2 + k`, candidate "
-             "k. Action 1 is in the mask only where no other action is the same act (`base_policy` marks the candidate "
-             "that is), and always accepted. A, K, F, C, D are the sizes of the "
+             "`gym.make(\"ooco_gym/NAME\")` makes one, `gym.make_vec(\"ooco_gym/NAME\", num_envs=64)` many. The "
+             "meaning of [actions](common.md#action-space), rewards, arguments, splits, rendering and snapshots are "
+             "[common to all](common.md). A, K, F, C, D are the sizes of the "
              "[observation](common.md#observation-space).", ""]
     named = [name for name in ENVIRONMENTS if page_of(name) == which]
     if which == "engines":
@@ -82,6 +80,8 @@ def section(name: str) -> str:
     """What is an environment's own, for example of `ooco_gym/PrefillGate-v1`."""
     env: Any = gym.make(gym.spec(name)).unwrapped
     summary, own = sections(type(env))
+    if "Description" not in own:
+        raise ValueError(f"{type(env).__name__}: its docstring needs a section '## Description'")
     description = own.pop("Description")
     said = re.sub(r"^`\w+\(.*?\)`: ", "", own.get("Action Space") or _said(env))  # the space itself says it
     own["Action Space"] = joined(f"`{env.action_space}`: {said}", *_actions(env))
@@ -159,16 +159,17 @@ def _shapes(env: Any) -> str:
     own = [(slot, one) for slot, one in enumerate(seen) if one not in features.CLUSTER]
     return joined(
         shape,
-        f"`cluster` is [what all see](common.md#observation-space) but for: {', '.join(left_out) or 'nothing'}.",
+        "`cluster` has the [common features](common.md#observation-space)"
+        + (f" except {', '.join(left_out)}." if left_out else "."),
         *([f"Beside the common features of `cluster`:\n\n{_feature_table(own)}"] if own else []),
         *_candidate_tables(env))
 
 
 def _unchanged(name: str) -> str:
-    """What an hour of random play of the default scenario left as it was (tests/envs/test_features_change.py)."""
+    """The features that an hour of random actions left constant (tests/envs/test_features_change.py)."""
     listed = json.loads((Path(__file__).parents[2] / "results" / "quiet_features.json").read_text(encoding="utf-8"))
     found = ", ".join(f"`{one.partition('.')[2]}`" for one in listed.get(name, ()))
-    return f"An hour of random play of the default scenario leaves as it is: {found}." if found else ""
+    return f"Constant during an hour of random actions in the default scenario: {found}." if found else ""
 
 
 def _engine_features(named: Sequence[str]) -> list[str]:
@@ -331,16 +332,16 @@ def index(root: Path) -> str:
                      _times(env)))
     return "\n".join([
         NOTE, "# Environments", "",
-        f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its base policy "
-        "decides. Observations, rewards, episodes and arguments are [the same in all](common.md). After this page you "
-        "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` "
-        "and the name below.", "",
+        f"This page helps you choose among {len(ENVIRONMENTS)} environments, and names the heuristics to compare an "
+        "agent with. All use one simulator and differ in the decisions that the agent takes; the base policy takes all "
+        "others. The format of observations and actions, the rewards, episodes and arguments are "
+        "[common to all](common.md). An id is `ooco_gym/` and the name below.", "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
         *_to_learn(root), *_conditions(root), *_worth(root), *_rules(), ""])
 
 
 def _worth(root: Path) -> list[str]:
-    """How much the choice matters in each environment, in whole windows; where it matters most first."""
+    """The reward of random actions, base policy and best heuristic in each environment, the largest gap first."""
     played = json.loads((root / "results" / "choice.json").read_text(encoding="utf-8"))
     rows = []
     for name in (one for one in ENVIRONMENTS if one in played):  # a new one is in `results/choice.json` once measured
@@ -349,15 +350,16 @@ def _worth(root: Path) -> list[str]:
         chance, base_policy, best = (by_name[one] for one in ("random actions", "base_policy", found["best_heuristic"]))
         service = best["offline_reference_gpu_s_per_s"]["mean"] * found["window_s"]
         worth = (best["reward_total"]["mean"] - chance["reward_total"]["mean"]) / service
-        rows.append((worth, (f"`{name}`", percent(worth, 0), *map(_service_and_late, (chance, base_policy)),
-                             f"{_service_and_late(best)}, `{best['policy']}`")))
+        cells = [_reward_and_late(row, found["window_s"]) for row in (chance, base_policy, best)]
+        rows.append((worth, (f"`{name}`", percent(worth, 0), *cells[:2], f"{cells[2]}, `{best['policy']}`")))
     rows.sort(key=lambda row: -row[0])
     return ["## Where choice matters", "",
-            "Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
-            "on 10 windows of 600 s of held-out seeds that all of a row share (`ooco-gym evaluate env=… policies=[all] "
-            "episodes=10 window_s=600`). *Chance loses*: the reward by which random actions are behind the best "
-            "heuristic, the one with the most reward, over that of its service; above 100 % they violate SLOs.", "",
-            table(("id", "chance loses", "random actions", "base policy", "best heuristic"), [row for _, row in rows]),
+            "The cells have the mean reward a second, in reference GPU-seconds (and the violation rate), on 10 "
+            "held-out windows of 600 s, the same for all policies of a row (`ooco-gym evaluate env=… policies=[all] "
+            "episodes=10 window_s=600`). The best heuristic has the highest reward among those that violate at most "
+            "3 %. *Gap*: its reward minus that of random actions, divided by its offline service. Above 100 %, "
+            "random actions violate SLOs.", "",
+            table(("id", "gap", "random actions", "base policy", "best heuristic"), [row for _, row in rows]),
             ""]
 
 
@@ -368,16 +370,17 @@ def _to_learn(root: Path) -> list[str]:
     """What single decisions teach in each environment, and what learning over whole windows has gained."""
     rows = [(link(name), *_standing(found)) for name, found in _learnable(root).items()]
     return ["## Where there is something to learn", "",
-            "Decisions of whole windows, each played out for every legal action, and a model that chooses in windows "
-            "to which it was not fitted ([headroom](../evaluation.md#headroom)): its gain over the best constant "
-            "choice, in standard deviations of a decision's outcomes, with 95 % intervals over windows, and a "
-            "placebo's. *Would show*: the smallest gain that this interval can tell from none, if gains of single "
-            "decisions added up, in % of a window's service; where decisions are many, one is lost in what follows by "
-            "chance. *Learned*: over whole windows, beside the best heuristic.", "",
-            "**begin**: what was learned is ahead of the best heuristic, or tied with it and far ahead of "
-            f"OOCO as it ships, so that a curve rises. **solved**: what was learned is within {SOLVED:.0%} of a rule "
-            "that anyone can write. **open**: all others.", "",
-            table(("id", "word", "decisions a second", "played out", "model", "placebo", "would show", "learned"),
+            "For sampled decisions of whole windows, every legal action was simulated to the window's end. A ridge "
+            "regression, fitted on other windows, then chose an action ([headroom](../evaluation.md#headroom)). "
+            "*Model* is its gain over the best constant action, in standard deviations of a decision's outcomes, with "
+            "95 % intervals over windows. *Placebo* is the gain of the same model fitted on shuffled outcomes. "
+            "*Would show* is the smallest gain that the interval distinguishes from zero, in % of a window's offline "
+            "service, if gains of single decisions add up. Where decisions are many, the effect of one is below the "
+            "noise. *Learned* compares a learned policy with the best heuristic over whole windows.", "",
+            "**begin** (start here): the learned policy beats the best heuristic, or ties with it and beats default "
+            f"OOCO by far, so a learning curve rises. **solved**: the learned policy is within {SOLVED:.0%} of a "
+            "simple heuristic. **open**: all others.", "",
+            table(("id", "status", "decisions a second", "sampled", "model", "placebo", "would show", "learned"),
                   rows), ""]
 
 
@@ -388,7 +391,7 @@ def _learnable(root: Path) -> dict[str, Any]:
 
 
 def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """The row of an environment: its word, decisions a second, how many were played out, gains, what would show."""
+    """The row of an environment: its status, decisions a second, how many were played out, gains, what would show."""
     learned, shows = found.get("learned"), resolution(found)
     if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_ooco" in learned)):
         word = "begin"
@@ -400,7 +403,7 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
         told += f", {learned['over_ooco']:+.0%} over `ooco`" if "over_ooco" in learned else ""
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
-            percent(shows, 0) if shows < 10.0 else f"{shows:,.0f} times", told)
+            f"{100 * shows:,.0f} %", told)
 
 
 def _conditions(root: Path) -> list[str]:
@@ -434,9 +437,8 @@ def _said_to_learn(name: str) -> str:
             f"decisions a simulated second; learned: {learned}.")
 
 
-def _service_and_late(row: Mapping[str, Any]) -> str:
-    service, late = (row[key]["mean"] for key in ("offline_reference_gpu_s_per_s", "violation_rate"))
-    return f"{service:.3f} ({percent(late, 1)})"
+def _reward_and_late(row: Mapping[str, Any], window_s: float) -> str:
+    return f"{row['reward_total']['mean'] / window_s:.3f} ({percent(row['violation_rate']['mean'], 1)})"
 
 
 def _rules() -> list[str]:
@@ -448,16 +450,16 @@ def _rules() -> list[str]:
         if rules:
             rows.append((f"`{name}`", kind.question,
                          ", ".join(f"`{policy}`" for having in rules for policy in having)))
-    parts = ["## Rules by decision", "", "Published policies with an answer of their own where the simulator asks (of "
-             "`pack` a setting, which plays from the base policy's seat); their docstrings say what they answer. Each "
-             "plays as an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
-             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`). A name "
-             "with `…=…` is a policy with a parameter set.", "",
-             table(("decision", "asked", "policies"), rows), ""]
-    return [*parts, "What `control` turns are the parameters of the base policy itself. Policies of "
-            "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the base policy's "
-            "seat, those that leave it open also `admit`, most also `reclaim`, all of them all of "
-            "[Serving](engines.md#serving-v1)."]
+    parts = ["## Rules by decision", "", "These published policies have their own rule for a decision; their "
+             "docstrings describe it. For `pack` they have only a parameter, so they replace the base policy "
+             "instead. Each can act as the agent in the environment of that decision (`ooco_gym.make_agent(name, "
+             "env)`, `env.unwrapped.rule_action(name)`, `ooco-gym evaluate`). `NAME:key=value` is a policy with that "
+             "parameter changed.", "",
+             table(("decision", "question", "policies"), rows), ""]
+    return [*parts, "Where the decision is `control`, a vector of levels, the actions set the base policy's "
+            "parameters. Policies of [mixed instances](../use.md#policies) compose whole iterations. As base policy "
+            "they can take the decision of Batching and all decisions of [Serving](engines.md#serving-v1); most can "
+            "take `reclaim`, and those that leave admission open also `admit`."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------

@@ -165,7 +165,8 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
     found = largest_factor(violations, floor + plan.over_floor, first / mean_rate, plan.precision)
     if found is None:
         raise UserError(f"no load of {where} is light enough: even {first:g} requests a second "
-                        f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
+                        f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work; "
+                        "give rate_scale=… or online_rate=… instead of a peak")
     return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
             "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.window()[1]}
 

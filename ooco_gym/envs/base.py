@@ -39,6 +39,11 @@ class DecisionEnv(gym.Env):
     Lengths of unfinished outputs are hidden. Only EvictionPredicted-v1 and MigrationPredicted-v1
     observe a length predictor's estimates.
 
+    ## Action Space
+    `Discrete(2 + K)`: 0 is the decision's own *no*, 1 does what the base policy would do, `2 + k` takes candidate k.
+    Action 1 is in the mask only where no other action does the same (`base_policy` marks the candidate that does), and
+    is always accepted. Some environments have `MultiDiscrete` actions, a level for each parameter.
+
     ## Rewards
     The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`.
     `service` is positive, all others are negative. With `late`, a request that has violated its

@@ -124,6 +124,8 @@ def episode_config(default: str, *, scenario: Any = None, base_policy: Any = Non
              "reward": reward, "interval_s": interval_s, "levels": levels, "shares": shares, "action": action,
              "controls": controls, "vary": vary, "shifts": shifts}
     base = {**_DEFAULTS, **usual, **{key: value for key, value in given.items() if value is not None}}
+    for name in set(others) & set(Scenario.__dataclass_fields__):
+        raise UserError(f"env: '{name}' is a field of the scenario; give scenario={{'{name}': …}}")
     check_keys("env", {**base, **others}, _KEYS)
     if base["action"] not in (None, "discrete", "box"):
         raise UserError(f"action={base['action']!r} must be discrete (one of the candidates) or box (a vector of "
@@ -232,6 +234,8 @@ def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, An
         return listed
     shifted = _mapping("shifts", base.get("shifts"), "").get(shift) if shift is not None else {}
     given = {*(scenario if isinstance(scenario, Mapping) else ()), *short, *(shifted or ())}
+    if _loses_load(usual.get("scenario") or {}, scenario, short):
+        given |= set(LOADS)
     said = set(Scenario.__dataclass_fields__) if isinstance(scenario, Scenario) else {_field(name) for name in given}
     if trace and not _is_trace(usual.get("scenario") or {}):
         given |= {name for name, values in (usual.get("vary") or {}).items()
@@ -295,6 +299,8 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
         if given.get("online_rate") is not None:
             fields.pop("rate_scale", None)
         fields.update(given)
+    if _loses_load(usual, given, short):
+        fields |= dict.fromkeys(LOADS)
     if _is_trace({**fields, **changes}) and not _is_trace(usual):  # the trace's own load, except what is given
         fields = {key: value for key, value in fields.items()
                   if key not in (*LOADS, "offline") or value != usual.get(key)}
@@ -308,6 +314,25 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
     if chosen.timing is None:
         changes.setdefault("timing", TIMING)
     return chosen.with_(**changes) if changes else chosen
+
+
+def _loses_load(usual: Mapping[str, Any], given: Any, short: Mapping[str, Any]) -> bool:
+    """Returns whether another workload or cluster is given without an online load.
+
+    The default load was chosen for the default workload and cluster, so the stored peak factor becomes the load. A
+    mapping of all default fields, as commands give it, repeats the default load without asking for it.
+    """
+    fields = {**(given if isinstance(given, Mapping) else {}), **short}
+    moved = any(name in fields and _name_of(fields[name]) != _name_of(usual.get(name))
+                for name in ("workload", "cluster"))
+    repeated = set(usual) <= set(fields)
+    loads = {name: fields[name] for name in LOADS if fields.get(name) is not None}
+    return moved and not any(not repeated or load != usual.get(name) for name, load in loads.items())
+
+
+def _name_of(value: Any) -> Any:
+    """Returns the name of a workload or cluster, or the value itself if it has none (a mix or a file)."""
+    return value.get("name", value) if isinstance(value, Mapping) else value
 
 
 def _check_of_windows(fields: Mapping[str, Any]) -> None:

@@ -240,8 +240,7 @@ class Episodes:
 
     def _finish(self, i: int) -> None:
         """Drains under the base policy and adds the outcome to the last reward."""
-        simulation, buffers = self.simulations[i], self.buffers
-        assert simulation is not None
+        simulation, buffers = self._simulation(i), self.buffers
         last = buffers.reward_sums[i].copy()
         drain(self._handle.address, self._run, i, simulation.end_ps)
         buffers.reward_sums[i, r.TERM:r.ELAPSED] += last[r.TERM:r.ELAPSED]
@@ -264,6 +263,12 @@ class Episodes:
     def open(self, i: int) -> bool:
         """Whether the episode in slot i is not over."""
         return bool(self.buffers.status[i, b.OPEN])
+
+    def _simulation(self, i: int) -> Simulation:
+        simulation = self.simulations[i]
+        if simulation is None:
+            raise UserError("call reset() first: there is no episode yet")
+        return simulation
 
     # --- Actions, information and metrics ---------------------------------------------------------------------------
     def set_levels(self, levels: np.ndarray) -> None:
@@ -295,8 +300,7 @@ class Episodes:
 
     def summary(self, i: int) -> dict[str, float]:
         """Returns the protocol's metrics of episode i so far."""
-        simulation, window_s = self.simulations[i], self.config.window_s
-        assert simulation is not None
+        simulation, window_s = self._simulation(i), self.config.window_s
         totals, account = simulation.state.totals, self.buffers.reward_sums[i]
         arrived = max(1, int(totals.online_arrived))
         return {
@@ -317,8 +321,7 @@ class Episodes:
 
     def notes(self, i: int) -> tuple[str, ...]:
         """Sentences on what was not measured on the chips, and on how the trace was read."""
-        simulation = self.simulations[i]
-        assert simulation is not None
+        simulation = self._simulation(i)
         return simulation.scenario.remarks + simulation.notes
 
     def rule_answer(self, i: int, name: str) -> tuple[int, np.ndarray]:
@@ -328,8 +331,7 @@ class Episodes:
         Raises:
             UserError: no policy of that name.
         """
-        policy, simulation = self._rule(i, name), self.simulations[i]
-        assert simulation is not None
+        policy, simulation = self._rule(i, name), self._simulation(i)
         state = simulation.state
         if policy.layout is not None and not policy.mixed:
             state = state._replace(weights=policy.weights)  # the policy's own, for this answer only
@@ -366,13 +368,15 @@ class Episodes:
             policy_of(name)
             self._known_rules.add(name)
         if self.controls is not None or self.config.box:
+            if name != spelling_of(self.config.base_policy):
+                raise UserError(f"rule_action({name!r}): an action is a vector of levels here, and no single rule "
+                                "gives one; make the policy the base policy (base_policy=…)")
             return self.base_actions()
         return np.array([self.rule_action(i, name) for i in range(len(self.simulations))])
 
     def _rule(self, i: int, name: str) -> Policy:
         """Returns a policy as the scenario of episode i prepares it."""
-        rules, simulation = self._rules[i], self.simulations[i]
-        assert simulation is not None
+        rules, simulation = self._rules[i], self._simulation(i)
         if name not in rules:
             policy = policy_of(name)
             if name == spelling_of(self.config.base_policy):
@@ -388,9 +392,7 @@ class Episodes:
         if decision is None or decision.action_of is None:
             return b.BASE_ACTION
         answer, picks = self.rule_answer(i, name)
-        simulation = self.simulations[i]
-        assert simulation is not None
-        opened = OpenDecision(simulation.state, answer, picks, self.buffers.chosen[i], self.buffers.status[i])
+        opened = OpenDecision(self._simulation(i).state, answer, picks, self.buffers.chosen[i], self.buffers.status[i])
         return decision.action_of(opened)
 
 

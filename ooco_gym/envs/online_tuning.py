@@ -15,7 +15,7 @@ from ooco_gym.envs.features import PARAMETER, PICKS
 from ooco_gym.envs.stepping import end_runs
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, is_number, nearest
-from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.policy.policy import SETTINGS, Param, Policy
 from ooco_gym.sim.state import ASK
 
 STEPS = 2  # levels above and below the tuned value
@@ -66,6 +66,9 @@ def control_levels(policy: Policy, config: EpisodeConfig) -> Controls:
         if name not in known:
             raise UserError(f"controls: base policy '{policy.name}' has no parameter '{name}'{nearest(name, known)}; "
                             f"it has: {', '.join(known)}")
+        if name in SETTINGS:
+            raise UserError(f"controls: the simulator reads '{name}' once, when an episode begins, so no action can "
+                            "change it; set it with base_policy, and control parameters that rules read")
         value = known[name].number(policy.values[name], "controls")
         row = _levels(known[name], policy.values[name], step)
         if isinstance(step, (list, tuple)):

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, is_number
 from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_values, number, read_fields, sizes
 from ooco_gym.perf.kernels import ExtendedParameters
 
@@ -336,8 +336,10 @@ def _like(values: dict[str, Any], where: str) -> dict[str, Any]:
     try:
         found = transferred(base, values)
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{where}: with like={base.name} the datasheet is needed, as numbers: peak_flops_per_s, "
-                        "peak_memory_bytes_per_s and, where known, units") from None
+        datasheet = ("peak_flops_per_s", "peak_memory_bytes_per_s")
+        missing = [name for name in datasheet if not is_number(values.get(name))] or ["units"]
+        raise UserError(f"{where}: with like={base.name} the chip's own {' and '.join(missing)} must be given, as "
+                        "numbers of its datasheet") from None
     said = (f"the efficiency of '{base.name}' is applied to its datasheet; what that is worth: docs/validity.md, "
             "'Leave one chip out'")
     return {**found, "not_measured": said, **values}

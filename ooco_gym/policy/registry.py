@@ -115,7 +115,10 @@ def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
         return None
     if path:
         check(module, where, data)
-    found = getattr(import_module(module), wanted or "policy", None)
+    try:
+        found = getattr(import_module(module), wanted or "policy", None)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{where}: module={values['module']} cannot be imported: {error}") from error
     if not isinstance(found, Policy):
         raise UserError(f"{where}: module={values['module']} has no Policy called '{wanted or 'policy'}'")
     return found

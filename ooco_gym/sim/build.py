@@ -318,8 +318,8 @@ def _fill_records(state: s.State, sim: SimConfig, seed: int, window_s: tuple[flo
     state.clock.last_arrival = -1
     config.seed = seed
     state.clock.window_start_ps, state.clock.window_end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
-    counted = state.requests["online"][state.requests["counted"] == 1]
-    state.gauges.open_online, state.gauges.open_offline = int((counted == 1).sum()), int((counted == 0).sum())
+    online = state.requests["online"][state.requests["counted"] == 1]  # of requests that count
+    state.gauges.open_online, state.gauges.open_offline = int((online == 1).sum()), int((online == 0).sum())
     config.bulk = int(bulk)
     config.class_blind = int(class_blind)
     config.gate_window = s.DEFAULT_GATE_WINDOW

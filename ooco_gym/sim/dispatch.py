@@ -81,7 +81,7 @@ def legal(answer, count):
     return answer if 0 <= answer < count else 0
 
 
-DONE, UNANSWERED, DECLINED = 1, 0, -2
+TASK_DONE, UNANSWERED, DECLINED = 1, 0, -2
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 
@@ -159,15 +159,15 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
             spec.stage = STARTING
         if spec.running == 0:
             _rest(state, instance)
-            return DONE
+            return TASK_DONE
         if first_step_fits(state, instance):
             spec.stage = CHOOSE
             start_run(state, instance)
-            return DONE
+            return TASK_DONE
         done = _make_room(state, instance, evict_hook)
         if done >= 0:
             return done
-    return DONE
+    return TASK_DONE
 
 
 @inlined
@@ -186,12 +186,12 @@ def _dispatch_mixed(state, instance, compose):
             return UNANSWERED
         if spec.activity == s.MIXING:
             spec.composed = 1
-            return DONE
+            return TASK_DONE
         spec.composed = 0
         start_mixed(state, instance)
         if composes and spec.activity == s.IDLE:
-            return DONE
-    return DONE
+            return TASK_DONE
+    return TASK_DONE
 
 
 @inner
@@ -204,7 +204,7 @@ def _dispatch_rank(state, instance, compose):
                 return UNANSWERED
             spec.composed = AHEAD if spec.activity == s.MIXING else NOW
         again = start_ranks(state, instance)
-    return DONE
+    return TASK_DONE
 
 
 @inlined
@@ -212,12 +212,12 @@ def _compose(state, instance, compose):
     """Asks which residents join the next step, and writes the batch."""
     if state.instances[instance].decodable == 0:
         fill_batch(state, instance, 0)
-        return DONE
+        return TASK_DONE
     answer = ask(state, s.COMPOSE, instance, -1, 0, compose)
     if answer == s.ASK:
         return UNANSWERED
     fill_batch(state, instance, answer)
-    return DONE
+    return TASK_DONE
 
 
 @inlined
@@ -225,7 +225,7 @@ def _pull(state, instance, pull):
     """Asks which requests a strict instance pulls, after its batch is composed (OOCO, Algorithm 1)."""
     spec = state.instances[instance]
     if spec.pull_due == 0 and state.clock.now_ps < spec.pull_wake_ps:
-        return DONE
+        return TASK_DONE
     answer = ask(state, s.PULL, instance, -1, 0, pull)
     if answer == s.ASK:
         return UNANSWERED
@@ -238,7 +238,7 @@ def _pull(state, instance, pull):
         accepted += accept_pull(state, state.picks[i], instance)
     if accepted > 0:
         spec.last_pull_ps = state.clock.now_ps
-    return DONE
+    return TASK_DONE
 
 
 @inlined
@@ -266,7 +266,7 @@ def _start_online(state, instance, evict_hook):
         head = spec.online_head
         if prefill_fits(state, instance, head):
             start_prefill(state, instance, head)
-            return DONE
+            return TASK_DONE
         if spec.suspended > 0:
             drop_suspended(state, instance)
             continue
@@ -291,7 +291,7 @@ def _start_offline(state, instance, gate):
         return -1
     if spec.suspended > 0:
         resume_prefill(state, instance)
-        return DONE
+        return TASK_DONE
     if spec.offline_waiting == 0:
         return -1
     found = gather_waiting(state, instance)
@@ -302,7 +302,7 @@ def _start_offline(state, instance, gate):
         return UNANSWERED
     if 0 <= answer < found:
         start_prefill(state, instance, state.picks[answer])
-        return DONE
+        return TASK_DONE
     spec.hold = s.HOLD_UNTIL_CHANGE if answer == s.HOLD_UNTIL_CHANGE else s.HOLD
     return -1
 
@@ -317,7 +317,7 @@ def _make_room(state, instance, evict_hook):
         found, _ = gather_evictable(state, instance, s.URGENT)
     if found == 0 or (found == 1 and spec.running == 1 and state.picks[0] == state.members[s.BATCH, instance, 0]):
         _rest(state, instance)  # transfers hold the memory; their end wakes the instance
-        return DONE
+        return TASK_DONE
     answer = ask(state, s.EVICT, instance, -1, found, evict_hook)
     if answer == s.ASK:
         return UNANSWERED
@@ -329,7 +329,7 @@ def _make_room(state, instance, evict_hook):
 # --- A prefilled request --------------------------------------------------------------------------------------------
 @inlined
 def place(state, slot, queued, route, evict_hook):
-    """Finds an instance where a prefilled request decodes. Returns UNANSWERED, DONE, or -1 if it
+    """Finds an instance where a prefilled request decodes. Returns UNANSWERED, TASK_DONE, or -1 if it
     must wait.
 
     `queued`: it is in the queue for a decode instance, which it then leaves.
@@ -348,7 +348,7 @@ def place(state, slot, queued, route, evict_hook):
             join_decodable(state, request.instance, slot)
             _wake_pullers(state)
             wake(state, request.instance)
-            return DONE
+            return TASK_DONE
         if answer < 0:
             return -1
         request.target = answer
@@ -372,7 +372,7 @@ def place(state, slot, queued, route, evict_hook):
         leave_push_queue(state, slot)
     reserve(state, slot, target)
     send(state, slot, True)
-    return DONE
+    return TASK_DONE
 
 
 @inlined
@@ -402,10 +402,10 @@ def _wake_pullers(state):
 @inner
 def retry_pushes(state, queue, route, evict_hook):
     """Places the heads of a queue for decode instances, until one must keep waiting."""
-    placed = DONE
-    while state.push_queues[queue].head >= 0 and placed == DONE:
+    placed = TASK_DONE
+    while state.push_queues[queue].head >= 0 and placed == TASK_DONE:
         placed = place(state, state.push_queues[queue].head, True, route, evict_hook)
-    return UNANSWERED if placed == UNANSWERED else DONE
+    return UNANSWERED if placed == UNANSWERED else TASK_DONE
 
 
 @inlined
@@ -419,4 +419,4 @@ def place_new(state, slot, route, evict_hook):
         return UNANSWERED
     if placed < 0:
         join_push_queue(state, slot, False)
-    return DONE
+    return TASK_DONE

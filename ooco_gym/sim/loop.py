@@ -17,8 +17,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import note_demand
 from ooco_gym.sim.costs import blocks_for, steady
 from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
-from ooco_gym.sim.dispatch import DONE as TASK_DONE
-from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
+from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import can_be_stopped, end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-from ooco_gym.envs import ENVIRONMENTS
+from ooco_gym.envs import ENVIRONMENTS, short_name
+from ooco_gym.policy import policy_of
+from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 
 IDS = tuple(ENVIRONMENTS)
+BLIND = {"pull", "interrupt", "batch", "reclaim"}  # decisions that treat offline requests in their own way
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
 SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
             "ooco_gym/RuleChoice-v1": {"window_s": 150.0}}  # one every 10 s
@@ -50,6 +54,28 @@ def arguments(name: str, scenario: Any = None, **changes: Any) -> dict[str, Any]
     if scenario is None or isinstance(scenario, dict):
         scenario = {**SCENARIOS[name], **(scenario or {})}
     return {"scenario": scenario, **SHORT, **SHORT_OF.get(name, {}), **changes}
+
+
+def _class_of(name: str) -> Any:
+    module, _, found = ENVIRONMENTS[name].partition(":")
+    return getattr(import_module(module), found)
+
+
+def refused(name: str, policy: str) -> str:
+    """Why an environment has nothing to decide beside a base policy; "" where it has."""
+    params = {param.name for param in policy_of(policy).params}
+    decisions = {decision.name: decision for decision in _class_of(name).decisions}
+    if not set(load_yaml("env", short_name(name)).get("controls") or {}) <= params:
+        return "no parameter"
+    if any(decision.window for decision in decisions.values()) and "gate_window" not in params:
+        return "no gate"
+    if "pack" in decisions and "slo_margin" not in params:
+        return "no packing"
+    if set(decisions) <= BLIND and policy_of(policy).class_blind:
+        return "offline requests as online ones"
+    if set(decisions) == {"reclaim"} and policy == "bros":
+        return "leaves nothing to decide"
+    return ""
 
 
 def make(name: str, **changes: Any) -> Any:

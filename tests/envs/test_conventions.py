@@ -159,7 +159,8 @@ def test_no_two_legal_actions_are_the_same_act(name):
         legal, state, after = np.flatnonzero(one.action_masks()), one.snapshot(), {}
         for action in legal.tolist():
             one.step(action)
-            after[action] = pickle.dumps((one.simulation.state.requests, one.simulation.state.instances))
+            changed = one.simulation.state
+            after[action] = pickle.dumps((changed.requests, changed.instances, changed.params))
             one.restore(state)
         for first, second in combinations(legal.tolist(), 2):
             if after[first] == after[second]:

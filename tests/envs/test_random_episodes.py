@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from episodes_in_short import IDS, at_random, digest, make, play
+from episodes_in_short import IDS, at_random, digest, make, play, refused
 
 from ooco_gym.sim import state as s
 
@@ -20,13 +20,13 @@ from episodes_in_short import at_random, digest, make, play
 print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in sys.argv[2:]}))
 """
 POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16": (0.3, 1.5), "pair_72b": (0.02, 0.3)}
-BASES = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=slack")
+BASES = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=slack", "memory_gate",
+         "memory_gate:interrupt=always,gate_growth=0.3")
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
 ENGINE_BASES = ("hygen:latency_budget_s=0.04", "sarathi_pp:prefix_caching=on", "vllm_priority", "echo")
 OPEN_BASES = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v1": OPEN_BASES,
           **dict.fromkeys(("ooco_gym/Serving-v1", "ooco_gym/PreemptionVictim-v1"), ENGINE_BASES + OPEN_BASES)}
-NEEDS_OOCO = ("OnlineTuning", "Packing", "Colocation")  # a base policy with a margin, or the parameters that are turned
 
 
 def test_same_seed_same_bytes_in_another_process():
@@ -55,11 +55,7 @@ def a_scenario(random, name):
         pools, bases = ENGINES, BESIDE[name]
     cluster = "fleet_16" if "Routing" in name else str(random.choice(list(pools)))  # many, to route among
     low, high = pools[cluster]
-    base_policy = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(bases))
-    if "PrefillGate" in name and base_policy == "online_priority":
-        base_policy = "slack"
-    if name.endswith(("/Gating-v2", "/RuleChoice-v1")):  # whose `reserve` is set
-        base_policy = str(random.choice(["memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"]))
+    base_policy = str(random.choice([one for one in bases if not refused(name, one)]))
     few = cluster == "fleet_16"
     return {"scenario": {
         "cluster": cluster, "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pyarrow import parquet
 
-from ooco_gym.commands.simulate import result_table, warnings_of
+from ooco_gym.commands.simulate import result_table
 from ooco_gym.metrics import requests_table, summarise, write_requests
+from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim.state import REJECTED
 from tests.metrics.hand_made import request, run_of, table
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from ooco_gym import Scenario, simulate
-from ooco_gym.commands.simulate import result_table, warnings_of
+from ooco_gym.commands.simulate import result_table
 from ooco_gym.metrics import requests_table, summarise
 from ooco_gym.render.outcome import compare
 from ooco_gym.resources import load_yaml
+from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim.state import FINISHED, REJECTED
 from tests.metrics.hand_made import request, run_of, table
 

@@ -14,10 +14,10 @@ from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
+from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
-from ooco_gym.sim.loop import run as run_loop
 from tests.oracle.cases import Case
 from tests.oracle.scripts.oracle_driver.iterations import SHARED, Steps
 
@@ -172,7 +172,7 @@ def _play(state: s.State, rules: tuple[Any, ...]) -> tuple[list[tuple[int, int]]
     outside = addresses([ask_outside if place == s.COMPOSE - 1 else rule for place, rule in enumerate(rules)])
     times, composed, lost, answer = [], [], requests["evictions"].copy(), s.ASK
     while (at_ps := _next_event_ps(state)) < s.NEVER or answer != s.ASK:
-        why = run_loop(handle.address, outside, min(at_ps, s.NEVER - 1), answer)
+        why = loop.run(handle.address, outside, min(at_ps, s.NEVER - 1), answer)
         answer = s.ASK
         if spec["steps_begun"] > len(times):
             times.append((int(spec["start_ps"]), int(spec["end_ps"])))

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from experiments.common.peaks import PeakPlan, conditions_of
 from ooco_gym import Scenario
 from ooco_gym.cluster import Cluster
-from ooco_gym.commands.simulate import say_clock
 from ooco_gym.envs.config import episode_config
 from ooco_gym.perf import Deployment, list_chips, load_chip, load_model
 from ooco_gym.perf.deployment import default_timing
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.validity import clock_line
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.run_notes import say_clock
 
 MEASURED = {name for name in list_chips() if load_yaml("chip", name).get("extended")}
 H100, ASCEND = "pair_h100_8b", "pair_7b"

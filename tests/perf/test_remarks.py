@@ -125,7 +125,7 @@ def test_the_efficiency_stays_whatever_the_datasheet(flops, memory, units):
 @pytest.mark.parametrize(("change", "message"), [
     ({"like": "h20"}, "field 'like' must name a chip that was measured, but 'h20' is itself like 'h200'"),
     ({"like": "h300"}, "unknown chip 'h300'"),
-    ({"peak_flops_per_s": "fast"}, "with like=h200 the datasheet is needed, as numbers"),
+    ({"peak_flops_per_s": "fast"}, "with like=h200 the chip's own peak_flops_per_s must be given"),
 ])
 def test_what_cannot_be_transferred_is_named(change, message):
     with pytest.raises(UserError) as error:

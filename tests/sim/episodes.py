@@ -63,7 +63,7 @@ def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool =
            **fixed: Any) -> Setup:
     """A random episode. `noisy` allows jitter and noisy beliefs; `random_rules` replaces rules of some points."""
     policy = draw(st.sampled_from(policies))
-    values = tuple((name, draw(values)) for name, values in sorted(VALUES[policy].items()))
+    values = tuple((name, draw(values)) for name, values in sorted(VALUES.get(policy, {}).items()))
     pool = st.lists(st.sampled_from(CHIPS), min_size=1, max_size=3).map(tuple)
     rules: dict[str, Any] = {
         "max_batch": draw(st.sampled_from((4, 12, 64))), "tpot_s": draw(st.sampled_from((0.03, 0.05, 0.1))),

@@ -16,10 +16,10 @@ from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
-from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.workload import Trace, close_sessions
 
@@ -129,7 +129,7 @@ class Episode:
         """Calls the loop once; returns why it came back."""
         if self.handle is None or self.handle.value is not self.state:
             self.handle = s.handle_of(self.state)
-        return int(run_loop(self.handle.address, self.rules, self.end_ps if until_ps is None else until_ps, answer))
+        return int(loop.run(self.handle.address, self.rules, self.end_ps if until_ps is None else until_ps, answer))
 
     def rule_answer(self) -> int:
         """What the policy's own rule answers to the open decision."""

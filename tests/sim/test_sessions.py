@@ -15,8 +15,8 @@ from invariants import chain, check, check_turns
 from mixed_invariants import check_mixed
 
 from ooco_gym import Scenario, Simulation, UserError, simulate
-from ooco_gym.commands.simulate import warnings_of
 from ooco_gym.metrics import requests_table
+from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim import state as s
 
 MANY_EVENTS = 6000
