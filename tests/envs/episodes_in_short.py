@@ -12,12 +12,13 @@ import gymnasium as gym
 import numpy as np
 
 from ooco_gym.envs import ENVIRONMENTS, short_name
+from ooco_gym.envs.buffers import RECLAIM
 from ooco_gym.policy import policy_of
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 
 IDS = tuple(ENVIRONMENTS)
-BLIND = {"pull", "interrupt", "batch", "reclaim"}  # decisions that treat offline requests in their own way
+BLIND = {s.PULL, s.INTERRUPT, s.COMPOSE, RECLAIM}  # points at which a class-blind policy leaves nothing to decide
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
 SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
             "ooco_gym/RuleChoice-v1": {"window_s": 150.0}}  # one every 10 s
@@ -67,11 +68,11 @@ def refused(name: str, policy: str) -> str:
     decisions = {decision.name: decision for decision in _class_of(name).decisions}
     if not set(load_yaml("env", short_name(name)).get("controls") or {}) <= params:
         return "no parameter"
-    if any(decision.window for decision in decisions.values()) and "gate_window" not in params:
+    if "gate" in decisions and "gate_window" not in params:
         return "no gate"
     if "pack" in decisions and "slo_margin" not in params:
         return "no packing"
-    if set(decisions) <= BLIND and policy_of(policy).class_blind:
+    if {decision.kind for decision in decisions.values()} <= BLIND and policy_of(policy).class_blind:
         return "offline requests as online ones"
     if set(decisions) == {"reclaim"} and policy == "bros":
         return "leaves nothing to decide"
