@@ -36,7 +36,7 @@ from ooco_gym.workload import Trace, write_trace
 CASES, NAME = Path(__file__).with_name("published.yaml"), PUBLISHED
 BEGIN = "<!-- Written by `make validity` from docs/generators/published.yaml and results/validity.json. -->"
 READ = {
-    "tokens_s_chip": ("tokens/s a chip", lambda found, row: found["online"]["total_tokens_per_s"] / row["tp"]),
+    "tokens_s_chip": ("tokens/s per chip", lambda found, row: found["online"]["total_tokens_per_s"] / row["tp"]),
     "output_tokens_s": ("output tokens/s", lambda found, row: found["online"]["output_tokens_per_s"]),
     "tpot_ms": ("TPOT, ms", lambda found, row: 1e3 * found["online"]["tpot_mean_s"]),
     "ttft_ms": ("TTFT, ms", lambda found, row: 1e3 * found["online"]["ttft_mean_s"]),
@@ -175,8 +175,8 @@ def written(out: Path) -> str:
         for chip in dict.fromkeys(one["chip"] for one in found):
             rows.append([f"`{name}`", chip, *_means([one for one in found if one["chip"] == chip]), source["seen"]])
     rows += [["**all of these, unseen**", ", ".join(WANTED_ON), *_means(unseen), "no"],
-             ["wanted of them", "", "", *(f"{most} %" for most in AVERAGED.values()), ""]]
-    head = ["source", "chip", "rows", *(READ[key][0] for key in AVERAGED), "seen by a fit"]
+             ["target", "", "", *(f"{most} %" for most in AVERAGED.values()), ""]]
+    head = ["source", "chip", "rows", *(READ[key][0] for key in AVERAGED), "used in a fit"]
     parts = [Table("", head, rows, align="llrrrrl").markdown()]
     parts += [f"- **`{name}`**: [{source['title']}]({source['url']}). {source['text']}{_further(found)}"
               for name, (source, found) in every.items()]

@@ -321,7 +321,7 @@ def tables(figures: Mapping[str, Rowed]) -> str:
     """The page's tables, in Markdown, each below a line that says what it is of."""
     parts = []
     for words, part, made in (
-            ("Iterations of an architecture that the fit has not seen", UNSEEN, _unseen_table),
+            ("Iterations of an architecture held out of the fit", UNSEEN, _unseen_table),
             ("Models and kernels that the fit has not seen, by `extended`", SPARSE, _sparse_table),
             ("A chip that was not measured, with the efficiency of another one on its datasheet", LEFT_OUT,
              _left_out_table),
@@ -332,7 +332,7 @@ def tables(figures: Mapping[str, Rowed]) -> str:
 
 
 def _unseen_table(rows: Rowed) -> Table:
-    head = ["chip", "iterations", *(f"`{form}`, at most {most:g} % wanted" for form, most in MOST_PERCENT.items())]
+    head = ["chip", "iterations", *(f"`{form}` (target {most:g} %)" for form, most in MOST_PERCENT.items())]
     return Table("", head, [[row["title"], f"{row['iterations']:,}", *_cells(row, _unseen_cell)[:2]]
                             for row in rows.values()], align="lrrr")
 
@@ -350,7 +350,7 @@ def _sparse_table(rows: Rowed) -> Table:
         if "eight_bits" in found[0]:
             found = [item["eight_bits"] for item in found]
             lines.append([f"kernels: {what}, 8 bits (never fitted)", _total(found, "rows"), *map(_unseen_cell, found)])
-    head = ["judged", "how many", *(f"{row['title']}, at most {MOST_SPARSE_PERCENT:g} % wanted"
+    head = ["tested on", "number", *(f"{row['title']} (target {MOST_SPARSE_PERCENT:g} %)"
                                     for row in rows.values())]
     return Table("", head, lines, align="lr" + "r" * len(rows))
 
