@@ -4,8 +4,7 @@ Claims that anyone can play and that are explained in `docs/learned.md` stand th
 `docs/results/index.md`.
 
 `python -m docs.generators.claims C/summary.json …` takes the runs of `ooco-gym claim name=… out=C`; without one it
-writes the page anew from the figures on record. A claim that has not been played on its two blocks says what was found
-before.
+writes the page anew from the figures on record. A claim that was not run on its two blocks has its earlier result.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ooco_gym.report import Table
 CLAIMS = Path("results/claims.json")
 BEGIN = "<!-- {}: of conf/claim and results/claims.json, written by docs/generators/claims.py -->"
 PAGES = {"claims": Path("docs/results/index.md"), "learned": Path("docs/learned.md")}
-BEFORE = "found before"
+BEFORE = "earlier result"
 
 
 def page_of(spec: Mapping[str, Any]) -> str:
@@ -46,12 +45,12 @@ def body(which: str, played: Mapping[str, Mapping[str, Any]]) -> str:
         page = page if which == "claims" else spec["page"].removeprefix("learned.md")
         rows.append(("data" in spec, (f"[{spec['title']}]({page})", spec["statement"],
                                       *came_to(spec, played.get(name)), again)))
-    return Table("", ("claim", "in words", "what came out (95 %)", "verdict", "played again by, or data"),
+    return Table("", ("claim", "statement", "result (95 %)", "verdict", "command, or data"),
                  [row for _, row in sorted(rows, key=lambda one: one[0])], align="l").markdown()
 
 
 def came_to(spec: Mapping[str, Any], found: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The figure of both blocks together with each beside it, and the verdict; or what was found before."""
+    """The figure of both blocks together with each beside it, and the verdict; or the earlier result."""
     if found is None:
         return spec.get("found", ""), "measured" if "data" in spec else BEFORE
     seeds = sum(count for *_, count in found["blocks"])
