@@ -32,8 +32,7 @@ from agents.evaluation.players import (
     runs_of,
     start_of,
 )
-from agents.evaluation.scoring import score
-from agents.evaluation.tables import budget, markdown, show, write_figures
+from agents.evaluation.scoring import budget_words, score
 from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
@@ -42,6 +41,8 @@ from ooco_gym.envs import imported
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
+from ooco_gym.render import write_report
+from ooco_gym.render.reading import evaluated
 from ooco_gym.report.terminal import track
 from ooco_gym.resources import load_yaml, names
 
@@ -77,7 +78,7 @@ def main(cfg: Any) -> dict[str, Any]:
     """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of
     several runs.
 
-    Writes evaluation.md, evaluation.json, evaluation.html and episodes.csv.
+    Writes evaluation.html, evaluation.json and episodes.csv.
 
     Raises:
         UserError: a policy is neither a heuristic nor a folder or does not fit the environment, a
@@ -110,7 +111,10 @@ def main(cfg: Any) -> dict[str, Any]:
                "window_s": env.get("window_s"), "notes": notes,
                **_scored(env, entrants, played, len(games), notes), "wall_s": time.monotonic() - started}
     _write(out, summary, played)
-    show(summary)
+    outcomes = evaluated(summary)
+    for outcome in outcomes:
+        outcome.show()
+    write_report(out / "evaluation.html", outcomes)
     return summary
 
 
@@ -272,18 +276,15 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
     suites = []
     for shift, records in played.items():
         suite = {"shift": shift, "episodes": episodes, "notes": notes, **score(records, name, learned)}
-        suites.append({**suite, "budget": budget(suite)})
+        suites.append({**suite, "budget": budget_words(suite)})
     return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
 
 
 def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
-    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv: one row for each
-    suite, policy, run and window, with all metrics of the environment."""
-    with atomic_write(out / "evaluation.md") as temporary:
-        temporary.write_text(markdown(summary), encoding="utf-8")
+    """Writes evaluation.json (with every window), and episodes.csv: one row for each suite, policy,
+    run and window, with all metrics of the environment."""
     records = {shift or "none": suite for shift, suite in played.items()}
     write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
-    write_figures(out / "evaluation.html", summary)
     keys = sorted(next(iter(next(iter(played.values())).values()))[0]["summary"])
     with atomic_write(out / "episodes.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

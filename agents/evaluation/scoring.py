@@ -21,7 +21,7 @@ from ooco_gym.metrics.crossed import (
     iqm,
     probability_of_improvement,
 )
-from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval_words
+from ooco_gym.metrics.statistics import ADVISED_SEEDS
 from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
 
 CONFIDENCE = 0.95
@@ -71,14 +71,6 @@ def too_few(windows: int) -> str | None:
     and misses the mean more than one time in twenty.
     """
     return None if windows >= ADVISED_SEEDS else f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
-
-
-def interval_note(windows: int) -> str:
-    """A sentence on how the intervals over `windows` windows were made."""
-    if windows >= ADVISED_SEEDS or windows < 2:
-        return interval_words(windows).replace("seed", "window")
-    return (f"Intervals: bootstrap over {windows} windows, which with fewer than {ADVISED_SEEDS} windows is narrower "
-            f"than a 95 % interval; at least {ADVISED_SEEDS} are advised.")
 
 
 def without_online(records: Records) -> bool:
@@ -226,14 +218,16 @@ def _difference(
             "ci_high": high, "n_windows": figures.shape[1], "verdict": verdict}
 
 
-def budget_words(entry: Mapping[str, Any], results: Sequence[Mapping[str, Any]], limit: float) -> str:
-    """Says in a sentence whether a policy keeps the violation budget."""
-    row = next(row for row in results if (row["policy"], row["metric"]) == (entry["policy"], "violation_rate"))
-    name, upper = entry["policy"], entry["violation_upper_limit"]
-    if row["mean"] is None or upper is None:
-        return f"{name}: nothing can be said of the violation budget."
-    seen = f"{row['mean']:.2%} of online requests violate, upper limit {upper:.2%}"
-    if upper <= limit:
-        return f"{name} holds the violation budget: {seen}."
-    over = row["mean"] > limit
-    return f"{name} {'breaks' if over else 'is not shown to hold'} the violation budget of {limit:.0%}: {seen}."
+def budget_words(suite: Mapping[str, Any]) -> list[str]:
+    """Says in a sentence for each policy, learned ones first, whether it keeps the violation budget."""
+    means = {row["policy"]: row["mean"] for row in suite["results"] if row["metric"] == "violation_rate"}
+    limit, said = suite["violation_limit"], []
+    for entry in sorted(suite["policies"], key=lambda entry: not entry["learned"]):
+        name, upper, mean = entry["policy"], entry["violation_upper_limit"], means[entry["policy"]]
+        if mean is None or upper is None:
+            said.append(f"{name}: nothing can be said of the violation budget.")
+            continue
+        verdict = "holds" if upper <= limit else "breaks" if mean > limit else "is not shown to hold"
+        said.append(f"{name} {verdict} the violation budget of {limit:.0%}: {mean:.2%} of online requests violate, "
+                    f"upper limit {upper:.2%}.")
+    return said

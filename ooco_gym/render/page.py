@@ -74,17 +74,15 @@ def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> 
 
 
 def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, more: Sequence[Table] = (),
-                 conditions: Table | None = None, title: str = "", lead: str = "",
-                 plots: Sequence[Plot] = ()) -> Path:
+                 conditions: Table | None = None, lead: str = "", plots: Sequence[Plot] = ()) -> Path:
     """Writes the page of outcomes as one HTML file, atomically, with the command that reproduces
     it.
 
     Args:
         path: the file.
-        outcomes: the first one's answer is the page's.
+        outcomes: the first one's title and answer are the page's.
         more: further tables of the first outcome.
         conditions: the scenario, if there is only one.
-        title: of the page; empty: the first outcome's.
         lead: a paragraph below the answer.
         plots: further plots of the first outcome.
     """
@@ -100,7 +98,7 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, m
         parts.append(Section("Conditions", tables=[conditions]))
     if line := command_line():
         parts.append(Section("How to make this again", commands=[line]))
-    return write_page(path, title or outcomes[0].title, parts, f"{outcomes[0].answer()}\n{lead}".rstrip())
+    return write_page(path, outcomes[0].title, parts, f"{outcomes[0].answer()}\n{lead}".rstrip())
 
 
 def conditions_table(summary: Row) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.render.outcome import COMPUTED, LATE, LEVEL, SERVED, Outcome, Row, compare, heading
+from ooco_gym.render.outcome import COMPUTED, LATE, LEVEL, SERVED, Key, Outcome, Row, compare, heading
 from ooco_gym.render.page import load_title
 from ooco_gym.report import curve, joined, number, percent, plot, with_interval
 from ooco_gym.report.pages import Plot
@@ -53,13 +53,28 @@ def evaluated(summary: Row) -> list[Outcome]:
             rows.append({**row, "metric": EVALUATED[row["metric"]], "difference": apart.get("mean_difference"),
                          "difference_low": apart.get("ci_low"), "difference_high": apart.get("ci_high"),
                          **policies[row["policy"]]})
-        windows = suite["results"][0]["n_windows"]
+        windows, notes = suite["results"][0]["n_windows"], suite["notes"]
+        intervals = interval_words(windows).replace("seed", "window")
+        intervals = f"Most {heading(EVALUATED[RANKED])} ranks first. {intervals}"
+        if runs := [f"`{one['policy']}` ({one['runs']})" for one in suite["policies"] if one["runs"] > 1]:
+            intervals += f" Training runs are crossed with the windows: {joined(runs)}."
         found.append(Outcome(
-            f"{str(summary['env']).rpartition(':')[2]}{', shift ' + suite['shift'] if suite.get('shift') else ''}, "
-            f"{windows} windows", rows, suite["reference"], suite["violation_limit"], EVALUATED[RANKED],
-            f"Most {heading(EVALUATED[RANKED])} ranks first. {interval_words(windows).replace('seed', 'window')}",
-            notes=[f"{note}." for note in suite.get("notes") or ()]))
+            f"{str(summary['env']).rpartition(':')[2]}{', shift ' + suite['shift'] if suite['shift'] else ''}, "
+            f"{windows} {'' if notes else 'held-out '}windows", rows, suite["reference"], suite["violation_limit"],
+            EVALUATED[RANKED], intervals, _aggregates(suite), notes=[f"{note}." for note in notes]))
     return found
+
+
+def _aggregates(suite: Row) -> dict[str, dict[Key, str]]:
+    """Returns columns of the normalised service, and of the probability that a policy beats the reference."""
+    titles = {"iqm": f"IQM of offline work over the {suite['normalised_by']}",
+              "probability_of_improvement": f"probability of more than {suite['reference']}"}
+    columns: dict[str, dict[Key, str]] = {title: {} for title in titles.values()}
+    for one in suite["policies"]:
+        for name, title in titles.items():
+            mean, low, high = ((one[name] or {}).get(key) for key in ("value", "ci_low", "ci_high"))
+            columns[title][one["policy"], None] = with_interval(mean, low, high, ".3g")
+    return columns
 
 
 def sustained(summary: Row, config: Row) -> list[Outcome]:

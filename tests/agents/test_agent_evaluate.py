@@ -1,6 +1,7 @@
 """Evaluation: identical windows for all, feasibility before score, intervals that say what may be said."""
 
 import csv
+import html
 import json
 import warnings
 
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.environments import Window, windows
-from agents.evaluation import evaluate, scoring, tables
+from agents.evaluation import evaluate, scoring
 from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
 from ooco_gym.errors import UserError
+from ooco_gym.render.reading import evaluated
 
 SEEDS = [21, 22, 23, 24, 25, 26]
 CARTPOLE = {"id": "CartPole-v1", "splits": {"test": [1, 2]}}
@@ -75,11 +77,11 @@ def test_files_hold_the_windows_and_the_table(summary):
     rows = list(csv.DictReader((folder / "episodes.csv").open()))
     assert len(rows) == 12 * len(RULES)
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
-    text = (folder / "evaluation.md").read_text()
-    assert "Not ranked: always, random" in text and "| 1 | ooco |" in text
-    assert "| rank by offline ref. GPU-s/s | policy | reward |" in text, "what ranks is named beside the reward"
-    assert ">ranked</th>" in (folder / "evaluation.html").read_text(encoding="utf-8")
-    assert "bootstrap over 12 windows, widened to match Student's t" in text
+    page = (folder / "evaluation.html").read_text(encoding="utf-8")
+    assert ">ranked</th>" in page and "no: too late</td>" in page and "12 held-out windows" in page
+    assert "Most offline work (reference GPU-s/s) ranks first." in page, "what ranks is named beside the reward"
+    assert "IQM of offline work over the mean of ooco" in page and "probability of more than ooco" in page
+    assert "bootstrap over 12 windows, widened to match Student&#x27;s t" in page
 
 
 @pytest.mark.parametrize("seeds, episodes", [([21], 1), ([21, 22], 4), (None, 3)])
@@ -87,9 +89,8 @@ def test_fewer_than_five_windows_call_nothing_better_or_worse(tmp_path, seeds, e
     result = evaluate.main(config(tmp_path, seeds=seeds, episodes=episodes))  # null: the test split, of three
     said = f"too few windows for a verdict: {episodes}, at least 5"
     assert {row["verdict"] for row in result["paired"]} == {said, "not ranked"}
-    text = (tmp_path / "evaluation.md").read_text(encoding="utf-8")
-    assert text.count(said) == 1 and " better |" not in text and " worse |" not in text
-    assert "Student" not in text
+    page = (tmp_path / "evaluation.html").read_text(encoding="utf-8")
+    assert "at least 5" in page
 
 
 def test_processes_change_nothing(summary, tmp_path):
@@ -135,7 +136,8 @@ def test_a_folder_of_training_runs_is_one_policy_crossed_with_the_windows(run_fo
     assert limits[1] == pytest.approx(limits[0], rel=0.05)
     rows = list(csv.DictReader((tmp_path / "two" / "episodes.csv").open()))
     assert [row["run"] for row in rows if row["policy"] == "group"] == ["seed_2"] * 6 + ["seed_10"] * 6
-    assert "group (2 runs)" in (tmp_path / "two" / "evaluation.md").read_text()
+    page = (tmp_path / "two" / "evaluation.html").read_text(encoding="utf-8")
+    assert "crossed with the windows: `group` (2)." in page
 
 
 def test_aggregates_and_plots_are_there(summary):
@@ -161,8 +163,8 @@ def test_shifts_are_suites_with_a_plain_word_on_the_budget(tmp_path):
     heavy = result["suites"][2]
     assert heavy["budget"][0].startswith("ooco breaks the violation budget of 3%")
     assert not any(entry["feasible"] for entry in heavy["policies"])
-    text = (tmp_path / "evaluation.md").read_text(encoding="utf-8")
-    assert "## No shift" in text and "## Shift: heavy" in text and "ooco breaks the violation budget" in text
+    page = (tmp_path / "evaluation.html").read_text(encoding="utf-8")
+    assert "PrefillGate-v1, 6 held-out windows" in page and "PrefillGate-v1, shift heavy, 6 held-out windows" in page
     one = evaluate.main({"env": env, "policies": ["ooco", "never"], "episodes": 6, "seeds": SEEDS, "workers": 1,
                          "window_s": 20.0, "warmup_s": 5.0, "shift": "light", "out": str(tmp_path)})
     assert one["shift"] == "light" and one["results"] == result["suites"][1]["results"]
@@ -253,8 +255,9 @@ def test_without_online_requests_there_is_no_violation_rate():
     result = scoring.score({"ooco": idle, "never": idle}, "gating", {"ooco": False, "never": False})
     assert [of(result, name, "violation_rate")["mean"] for name in ("ooco", "never")] == [None, None]
     assert [entry["rank"] for entry in result["policies"]] == [None, None]
-    text = tables.markdown({**result, "env": "prefillgate", "episodes": 5})
-    assert "No online request arrived" in text and "0.00%" not in text
+    (shown,) = evaluated({**result, "env": "prefillgate", "shift": None, "notes": []})
+    assert "No online request arrived" in shown.answer()
+    assert not any("0.00" in cell for row in shown.tables()[0].rows for cell in row[:2])
 
 
 def test_interval_covers_the_spread_of_windows():
@@ -300,9 +303,8 @@ def test_windows_on_which_a_policy_was_trained_are_not_called_held_out(run_folde
     with pytest.warns(UserWarning, match=f"policy '{run_folder.name}' was trained on windows of seed 3: "):
         result = evaluate.main(config(tmp_path, env=env, policies=[str(run_folder), "ooco"], seeds=None, episodes=2))
     (said,) = result["notes"]
-    text = (tmp_path / "evaluation.md").read_text()
-    assert said in text and "held-out" not in text
-    assert "held-out" in tables.note({**result, "notes": []})
+    page = (tmp_path / "evaluation.html").read_text(encoding="utf-8")
+    assert html.escape(said) in page and "held-out" not in page
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
