@@ -54,8 +54,8 @@ def register_all() -> None:
 
 def _former(former: str, **_: Any) -> Any:
     """Raises UserError with the present name of an environment of an earlier version."""
-    raise UserError(f"the environment '{former}' is now '{FORMER[former]}': each decision has a table of candidates of "
-                    "its own, and no action is there twice; train policies of earlier versions anew")
+    raise UserError(f"the environment '{former}' is now '{FORMER[former]}': each decision has its own candidate table "
+                    "and no action occurs twice; retrain policies of earlier versions")
 
 
 def add(env_id: str, entry_point: str) -> None:
@@ -100,14 +100,14 @@ def imported(name: str) -> str:
             sys.path.append(str(path.parent))  # entry points are looked up again by the module's name
         module = path.stem
         if Path(str(import_module(module).__file__)).resolve() != path:
-            raise UserError(f"environment '{name}': there is another module '{module}'; give the file another name")
+            raise UserError(f"environment '{name}': another module '{module}' is already imported; rename the file")
     elif module:
         try:
             import_module(module)
         except ModuleNotFoundError as error:
             here = error.name == module and Path(f"{module}.py").is_file()
             raise UserError(f"the environment '{name}' cannot be made: no package named '{error.name}'"
-                            + (f"; for the file here say '{module}.py:{env_id}'" if here else "")) from error
+                            + (f"; for the local file write '{module}.py:{env_id}'" if here else "")) from error
     return env_id
 
 

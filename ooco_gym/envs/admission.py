@@ -191,8 +191,9 @@ def enter_as_base_policy(state, buffers, i):
 
 DECISION = Decision(
     "admit", b.ADMIT, offer_entries, answer_entry, window=WINDOW, base_policy=enter_as_base_policy,
-    question="Which offline request enters the iteration?",
-    no="none, or no more (where the iteration has other work)", take="admit this request, and be asked again",
+    question="Which offline request is admitted to the iteration?",
+    no="admit none, or no more (legal if the iteration has other work)",
+    take="admit this request; the decision repeats",
     candidates="waiting offline requests", table=tuple(map(feature_of, ENTRY)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_entries, marks=((353, 174),))
 

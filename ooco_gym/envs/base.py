@@ -278,7 +278,7 @@ class DecisionEnv(gym.Env):
         candidate, and the meaning of `decision`."""
         return {"cluster": [f._asdict() for f in self.episodes.features],
                 "candidates": [f._asdict() for f in candidate_columns(self.decisions)],
-                "decision": [{"name": name, "meaning": f"1 where '{name}' is what is decided"}
+                "decision": [{"name": name, "meaning": f"1 if the pending decision is '{name}'"}
                              for name in self.decision_names]}
 
     def summary(self) -> dict[str, float]:

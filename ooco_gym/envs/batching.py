@@ -191,20 +191,20 @@ def time_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
             raise UserError(f"shares.{name}={values!r} must be a list of shares from 0 to 1, such as [0, 0.5, 1]")
     times = sorted(set(config.levels))
     if not times or times[0] <= 0:
-        raise UserError(f"levels={list(config.levels)!r} must be positive: how long an iteration may take, as shares "
-                        "of the TPOT SLO; online decodes alone are action 0")
+        raise UserError(f"levels={list(config.levels)!r} must be positive: limits of an iteration's latency as shares "
+                        "of the TPOT SLO; action 0 is online decodes only")
     answers = [answer for answer in product(times, *(sorted(set(lists[name])) for name in SHARES)) if any(answer[1:])]
     if not 2 <= len(answers) <= MOST_CANDIDATES:
-        raise UserError(f"levels and shares make {len(answers)} answers: give 2 to {MOST_CANDIDATES}")
+        raise UserError(f"levels and shares make {len(answers)} candidates; expected 2 to {MOST_CANDIDATES}")
     return np.array(answers, float).T.copy()
 
 
 DECISION = Decision(
     "batch", COMPOSE, offer_times, answer_times, levels=time_levels,
-    question="How is the next iteration filled?", no="online decodes alone",
-    take="fill it up to this time, with these shares for online prompts and offline work",
-    candidates="times and shares", table=tuple(map(feature_of, ACTION)), cluster=tuple(map(feature_of, ENGINE)),
-    observe=observe_engine, box=True, marks=((646, 104),))
+    question="Which latency limit does the next iteration have, and how is it shared?", no="run online decodes only",
+    take="fill the iteration up to this latency, with these shares for online prefills and offline work",
+    candidates="latency limits and shares", table=tuple(map(feature_of, ACTION)),
+    cluster=tuple(map(feature_of, ENGINE)), observe=observe_engine, box=True, marks=((646, 104),))
 
 
 class BatchingEnv(DecisionEnv):

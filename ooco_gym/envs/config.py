@@ -24,7 +24,7 @@ TIMING = "ooco"  # default: environments stay the same when a chip gets measured
 PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # policies' parameters for how full steps are packed
 LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
-_INSTEAD = {"duration_s": "window_s sets their length", "warmup_s": "the environment's own warmup_s sets theirs",
+_INSTEAD = {"duration_s": "window_s sets the episode's length", "warmup_s": "the environment's warmup_s sets it",
             "seed": "reset(seed=…) sets it"}
 CONDITION = "condition"  # key of `vary`: whole conditions, each a mapping of scenario fields
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # keys of `env` configurations that are no arguments
@@ -161,10 +161,10 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
     if load is not None and (not is_number(load) or load < 0):
         raise UserError(f"{where}: load={load!r} must be a number of at least 0, a share of the peak")
     if load is not None and any(changes.get(name) is not None for name in LOADS):
-        raise UserError(f"{where}: load={load:g} and another online load are given; leave one out")
+        raise UserError(f"{where}: load={load:g} is given together with another online load; leave one out")
     for name in changes:
         if name in _SET_BY_WINDOWS:
-            raise UserError(f"{where}: {name} is set by each window; leave it out")
+            raise UserError(f"{where}: {name} is set for each episode; leave it out")
     if load is not None or ({"workload", "cluster", "slo"} & set(changes) and not set(LOADS) & set(changes)):
         changes |= dict.fromkeys(LOADS)
     if _is_trace(changes) and not any(str(name).startswith("offline") for name in changes):
@@ -263,11 +263,11 @@ def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
     check_keys("vary", [_field(name) for name in vary if name != CONDITION], Scenario.__dataclass_fields__)
     for name, values in vary.items():
         if name in _SET_BY_WINDOWS:
-            raise UserError(f"vary.{name}: each window sets it; leave it out")
+            raise UserError(f"vary.{name}: it is set for each episode; leave it out")
         if not isinstance(values, (list, tuple)) or not values:
             raise UserError(f"vary.{name}={values!r} must be [low, high] or a list of choices")
         if _is_range(values) and not values[0] <= values[1]:
-            raise UserError(f"vary.{name}={values!r} must be [low, high]: give the lower one first")
+            raise UserError(f"vary.{name}={values!r} must be [low, high], with low <= high")
         for one in values:
             if name == CONDITION:
                 _check_of_windows(_mapping(f"vary.{name}", one, "scenario fields to values"))
@@ -339,8 +339,8 @@ def _check_of_windows(fields: Mapping[str, Any]) -> None:
     """Raises UserError for a field that would have no effect."""
     for name in _SET_BY_WINDOWS:
         if fields.get(name) is not None:
-            raise UserError(f"scenario.{name}={fields[name]!r} is without effect in an environment, each of whose "
-                            f"windows has its own; {_INSTEAD.get(name, 'leave it out')}")
+            raise UserError(f"scenario.{name}={fields[name]!r} has no effect in an environment, because each episode "
+                            f"sets its own; {_INSTEAD.get(name, 'leave it out')}")
 
 
 def _merged(scenario: Scenario, changes: Mapping[str, Any]) -> dict[str, Any]:

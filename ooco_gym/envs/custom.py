@@ -61,22 +61,22 @@ def check(terms: Sequence[Term], figures: Sequence[Figure], known_terms: Sequenc
     invalid weights, scales or bounds."""
     features = [figure.feature for figure in figures]
     for kind, names in (("term", [*known_terms, *(term.name for term in terms)]),
-                        ("figure", [*known_figures, *(feature.name for feature in features)])):
+                        ("feature", [*known_figures, *(feature.name for feature in features)])):
         for name in names:
             if names.count(name) > 1:
-                raise UserError(f"{kind} '{name}': there is another one of this name; give yours another")
+                raise UserError(f"{kind} '{name}': this name is taken; choose another")
     for term in terms:
         if not is_number(term.weight) or term.weight < 0:
-            raise UserError(f"term '{term.name}': weight={term.weight!r} must be a number of at least 0; what costs is "
-                            "a reading that falls")
+            raise UserError(f"term '{term.name}': weight={term.weight!r} must be a number of at least 0; to penalise, "
+                            "let the reading decrease")
     for feature in features:
         if feature.scale not in SCALES:
-            raise UserError(f"figure '{feature.name}': scale '{feature.scale}' must be one of {', '.join(SCALES)}")
+            raise UserError(f"feature '{feature.name}': scale '{feature.scale}' must be one of {', '.join(SCALES)}")
         if feature.scale != "as is" and not feature.limit > 0.0:
-            raise UserError(f"figure '{feature.name}': limit={feature.limit} must be a number above 0")
+            raise UserError(f"feature '{feature.name}': limit={feature.limit} must be a number above 0")
         if not feature.low <= 0.0 <= feature.high:
-            raise UserError(f"figure '{feature.name}': its bounds {feature.low} and {feature.high} must have 0 between "
-                            "them, which is shown at the end of an episode")
+            raise UserError(f"feature '{feature.name}': 0 must lie within its bounds {feature.low} and {feature.high}, "
+                            "because it is the value at the end of an episode")
 
 
 def addresses_of(readings: Sequence[Any]) -> np.ndarray:

@@ -126,12 +126,13 @@ class Decision:
 
     def __post_init__(self) -> None:
         if self.kind in (ADMIT, CLOCK, RECLAIM) and self.base_policy is None:
-            raise ValueError(f"decision '{self.name}' has no rule of its own: `base_policy` must say what that does")
+            raise ValueError(f"decision '{self.name}' has no rule of its own: `base_policy` must give the base "
+                             "policy's action")
         if self.cluster is not CLUSTER and self.observe is None:
-            raise ValueError(f"decision '{self.name}' has a cluster table of its own: `observe` must fill it")
+            raise ValueError(f"decision '{self.name}' has its own cluster table, which `observe` must fill")
         known = _KNOWN.get(self.name)
         if known is not None and known.offer.py_func.__module__ != self.offer.py_func.__module__:
-            raise ValueError(f"decision '{self.name}' is there already: give yours another name")
+            raise ValueError(f"decision '{self.name}' is registered already: choose another name")
         _KNOWN[self.name] = self
 
 
@@ -175,7 +176,7 @@ def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
     tables = {decision.cluster for decision in decisions}
     if len(tables) != 1:
         names = " and ".join(decision.name for decision in decisions)
-        raise ValueError(f"decisions {names} have different cluster tables: one environment has one")
+        raise ValueError(f"decisions {names} have different cluster tables; an environment has only one")
     table = tables.pop()
     still = set.intersection(*(set(decision.still) for decision in decisions))
     return tuple(feature for feature in table if feature.name not in still)
@@ -247,7 +248,7 @@ def add_spread(ordered, chosen, count, left, low, high):
 
 
 # --- Names of decisions and actions on pages and in pictures -----------------
-BASE = "do what the base policy would do"
+BASE = "take the base policy's action"
 
 
 def actual(feature: Feature, value: float) -> float:

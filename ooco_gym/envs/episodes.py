@@ -83,9 +83,9 @@ class Episodes:
             base_policy = replace(base_policy, params=(*base_policy.params, gate_window))
         if any(param.name == "gate_window" for param in base_policy.params):
             return replace(base_policy, values={**base_policy.values, "gate_window": window})
-        why = ("its class-blind queue leaves nothing to decide" if base_policy.class_blind else
+        why = ("its class-blind queue leaves nothing to the agent" if base_policy.class_blind else
                "it has no parameter gate_window, which sets how many waiting requests it looks at")
-        raise UserError(f"base policy '{base_policy.name}' has no gate to be asked here: {why}")
+        raise UserError(f"base policy '{base_policy.name}' has no gate that can be asked here: {why}")
 
     def _lay_out(self, count: int, terms: Sequence[Term], figures: Sequence[Figure]) -> None:
         config = self.config
@@ -102,7 +102,7 @@ class Episodes:
         if config.box:
             dimensions = len(levels)
             if not all(decision.box for decision in self.decisions):
-                raise UserError("action=box: this environment's actions are candidates; leave it out, or take "
+                raise UserError("action=box: this environment's actions are candidates; leave it out, or use "
                                 "ooco_gym/Batching-v1")
         common = cluster_table(self.decisions)
         check(terms, figures, r.TERMS, [feature.name for feature in common])
@@ -336,7 +336,7 @@ class Episodes:
         if policy.layout is not None and not policy.mixed:
             state = state._replace(weights=policy.weights)  # the policy's own, for this answer only
         elif policy.layout is not None and policy.layout != simulation.policy.layout:
-            raise UserError(f"policy '{policy.name}' computes with weights that the episode has not; make it the "
+            raise UserError(f"policy '{policy.name}' computes with weights that the episode does not have; make it the "
                             f"base policy (base_policy={name})")
         pending, turn = state.pending, state.pending.route_step
         params, picks = state.params.copy(), state.picks.copy()
@@ -405,19 +405,19 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
     wrong_pools = not cluster.mixed and bool(kinds & engines)  # these never reach a decision of an engine
     if not wrong_pools and any(_may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):
         return
-    why, instead = f"base policy '{base_policy.name}' leaves nothing to decide", "base policy deadline"
+    why, instead = f"base policy '{base_policy.name}' leaves nothing to the agent", "base policy deadline"
     if wrong_pools:
-        why, instead = "its instances are relaxed and strict ones", "cluster mixed_7b with base policy deadline"
+        why, instead = "its instances are relaxed and strict", "cluster mixed_7b with base policy deadline"
     elif s.ROUTE in kinds:
-        why, instead = "there are not two instances or candidates to choose from", "fleet_16, and candidates=2 at least"
+        why, instead = "there are fewer than two instances or candidates", "fleet_16, and candidates=2 at least"
     elif cluster.mixed and not kinds <= engines:
-        why, instead = "its instances are mixed ones", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
+        why, instead = "its instances are mixed", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
     elif base_policy.class_blind:
         why = f"base policy '{base_policy.name}' treats offline requests as online ones"
         instead = f"base policy {'deadline' if cluster.mixed else 'ooco'}"
     names = " or ".join(decision.name for decision in decisions)
-    raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' beside base policy "
-                    f"'{base_policy.name}': {why}; choose others, such as {instead}")
+    raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' with base policy "
+                    f"'{base_policy.name}': {why}; use for example {instead}")
 
 
 def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: int) -> bool:

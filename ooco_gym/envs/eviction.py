@@ -103,7 +103,7 @@ def action_of_victim(opened: OpenDecision) -> int:
 DECISION = Decision(
     "evict", EVICT, offer_victims, answer_victim, action_of_victim,
     question="Which resident request is evicted?",
-    no="let the newcomer wait (not where a running batch needs the memory)", take="evict this request",
+    no="let the newcomer wait (illegal if a running batch needs the memory)", take="evict this request",
     candidates="resident offline requests",
     table=RESIDENT, still=MARGIN + PICKS, marks=((430, 272), (800, 272)))
 BY_LENGTHS = replace(DECISION, name="evict by lengths", offer=offer_victims_believed, table=BELIEVED)

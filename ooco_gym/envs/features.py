@@ -46,19 +46,21 @@ def _signed(name: str, unit: str, limit: float, meaning: str) -> Feature:
 
 
 CLUSTER = (
-    _share("resident_decodes", 2.0, "requests that decode on this instance, over bs_sat"),
-    _log("resident_context", "tokens", 32_768, "their mean context length"),
+    _share("resident_decodes", 2.0, "requests decoding on this instance, divided by bs_sat"),
+    _log("resident_context", "tokens", 32_768, "mean context length of the requests decoding on this instance"),
     _share("kv_free", 1.0, "free KV memory of this instance"),
-    _log("decode_step", "ms", 1_000, "believed latency of a decode step of all its residents"),
-    _log("offline_waiting", "requests", 4_096, "offline requests waiting for prefill here; where a strict instance "
-                                               "decides, this and the next five are of all relaxed ones"),
+    _log("decode_step", "ms", 1_000, "predicted latency of a decode step with all residents of this instance"),
+    _log("offline_waiting", "requests", 4_096, "offline requests waiting for prefill here; if a strict instance "
+                                               "decides, this and the next five features describe all relaxed "
+                                               "instances"),
     _log("offline_waiting_tokens", "tokens", 1e7, "their tokens"),
-    _log("oldest_wait", "s", 3_600, "time since the head of the offline queue arrived"),
+    _log("oldest_wait", "s", 3_600, "time since the first request of the offline queue arrived"),
     _log("online_waiting", "requests", 256, "online requests waiting for prefill here"),
-    _log("online_waiting_prefill", "ms", 10_000, "believed latency of prefilling them"),
-    _signed("online_slack", "s", 5.0, "until the TTFT deadline of the first of them; 1 where none waits"),
-    _log("busy", "ms", 10_000, "until the prefill or decode step in progress here ends"),
-    _share("progress", 1.0, "how much of it is over"),
+    _log("online_waiting_prefill", "ms", 10_000, "predicted latency of prefilling these online requests"),
+    _signed("online_slack", "s", 5.0, "time until the TTFT deadline of the first of these online requests; 1 if none "
+                                      "waits"),
+    _log("busy", "ms", 10_000, "time until the prefill or decode step in progress here ends"),
+    _share("progress", 1.0, "completed share of the prefill or decode step in progress"),
     _log("online_rate_10s", "requests/s", 100, "online arrivals, exponential average over 10 s"),
     _log("online_rate_60s", "requests/s", 100, "online arrivals, exponential average over 60 s"),
     _log("online_rate_300s", "requests/s", 100, "online arrivals, exponential average over 300 s"),
@@ -66,83 +68,92 @@ CLUSTER = (
     _log("since_online_arrival", "s", 60, "time since the last online arrival anywhere"),
     Feature("time_of_day_sin", "", "as is", 1.0, -1.0, 1.0, "sine of the time of day"),
     Feature("time_of_day_cos", "", "as is", 1.0, -1.0, 1.0, "cosine of the time of day"),
-    _share("evicted_share", 1.0, "moving share of offline requests that were evicted before they finished"),
-    _log("offline_output_mean", "tokens", 16_384, "moving mean of finished offline requests' output"),
-    _log("online_output_mean", "tokens", 16_384, "moving mean of finished online requests' output"),
-    _share("strict_latency", 2.0, "believed latency of all residents of the strict instances over the TPOT SLO, mean"),
-    _share("strict_online", 1.0, "online requests decoding on strict instances over bs_sat, mean"),
-    _share("strict_offline", 1.0, "offline requests decoding on strict instances over bs_sat, mean"),
-    _share("strict_kv_free", 1.0, "free KV memory of the strict instances, mean"),
+    _share("evicted_share", 1.0, "moving average of the share of offline requests that were evicted before they "
+                                 "finished"),
+    _log("offline_output_mean", "tokens", 16_384, "moving average of finished offline requests' output length"),
+    _log("online_output_mean", "tokens", 16_384, "moving average of finished online requests' output length"),
+    _share("strict_latency", 2.0, "predicted latency of a decode step with all residents of a strict instance, divided "
+                                  "by the TPOT SLO, mean over strict instances"),
+    _share("strict_online", 1.0, "online requests decoding on a strict instance, divided by bs_sat, mean over strict "
+                                 "instances"),
+    _share("strict_offline", 1.0, "offline requests decoding on a strict instance, divided by bs_sat, mean over strict "
+                                  "instances"),
+    _share("strict_kv_free", 1.0, "free KV memory of a strict instance, mean over strict instances"),
     _share("strict_hungry", 1.0, "share of strict instances that look for requests to pull"),
-    _log("arriving", "requests", 64, "requests on their way to strict instances"),
-    _log("arriving_context", "tokens", 1e6, "their context lengths in all"),
+    _log("arriving", "requests", 64, "requests in transfer to strict instances"),
+    _log("arriving_context", "tokens", 1e6, "total context length of the requests in transfer to strict instances"),
     _share("links_busy", 1.0, "share of links with a transfer in progress"),
-    _share("push_waiting", 1.0, "1 where an online request that is prefilled waits for memory on a strict instance"),
-    _share("pull_guard", 1.0, "1 where OOCO's Algorithm 1 would think of a pull to this instance (its guard)"),
-    _share("packing", 2.0, "share of the TPOT SLO that steps are filled to, where the base policy has such a margin"),
-    _share("violations", 0.06, "online requests of the episode so far that missed an SLO, over those that arrived"),
-    _share("recent_violations", 0.06, "the same over the last (up to ten) minutes"),
-    _share("picks", 1.0, "picks made so far in this decision, over the most"),
+    _share("push_waiting", 1.0, "1 if a prefilled online request waits for memory on a strict instance"),
+    _share("pull_guard", 1.0, "1 if the guard of OOCO's Algorithm 1 allows a pull to this instance"),
+    _share("packing", 2.0, "share of the TPOT SLO up to which decode steps are filled, if the base policy has such a "
+                           "margin"),
+    _share("violations", 0.06, "share of the episode's arrived online requests that have violated an SLO so far"),
+    _share("recent_violations", 0.06, "share of the online requests that violated an SLO in the last ten minutes or "
+                                      "less"),
+    _share("picks", 1.0, "picks made so far in this decision, divided by the largest number allowed"),
 )
-PRESENT = _share("present", 1.0, "1 where there is a candidate")
-WANTED = _share("base_policy", 1.0, "1 where it is what the base policy would choose")
+PRESENT = _share("present", 1.0, "1 if the row holds a candidate")
+WANTED = _share("base_policy", 1.0, "1 if the base policy would choose this candidate")
 # Columns of every request offered at a pool's decision; a decision adds its own after them.
 REQUEST = (
     PRESENT,
-    _log("tokens", "tokens", 32_768, "its context: prompt and what it has generated (to prefill, or held)"),
+    _log("tokens", "tokens", 32_768, "context length: prompt and generated tokens (to prefill, or held in KV memory)"),
     _log("generated", "tokens", 16_384, "tokens generated so far"),
-    _log("prefill", "ms", 10_000, "believed latency of prefilling them alone: its cost, or that of losing them"),
-    _log("wait", "s", 3_600, "time since its arrival"),
-    _share("evictions", 4.0, "times that it was evicted"),
-    _share("memory", 1.0, "KV blocks that it takes (or holds) over those free (or all)"),
-    _share("shorter", 1.0, "share of the other candidates that are shorter"),
+    _log("prefill", "ms", 10_000, "predicted latency of prefilling the context alone: the cost of starting it, or of "
+                                  "losing it"),
+    _log("wait", "s", 3_600, "time since the request arrived"),
+    _share("evictions", 4.0, "number of its evictions"),
+    _share("memory", 1.0, "KV blocks needed divided by free ones (for a resident: held, divided by all)"),
+    _share("shorter", 1.0, "share of the other candidates that have a shorter context"),
     WANTED,
 )
 GATE = (
     *REQUEST,
-    _share("interruptions", 8.0, "times that its prefill was interrupted"),
-    _share("interrupt_risk", 1.0, "1 - exp(-online_rate_10s x prefill): chance of an online arrival meanwhile"),
+    _share("interruptions", 8.0, "number of interruptions of its prefill"),
+    _share("interrupt_risk", 1.0, "1 - exp(-online_rate_10s x prefill): probability of an online arrival during the "
+                                  "prefill"),
 )
 # Columns of a decoding request, for eviction and migration.
 RESIDENT = (
     *REQUEST,
-    _share("running", 1.0, "1 where it is in the iteration in progress"),
-    _share("step", 2.0, "believed latency of the decode step that results, over the TPOT SLO"),
+    _share("running", 1.0, "1 if the request is in the iteration in progress"),
+    _share("step", 2.0, "predicted latency of the resulting decode step, divided by the TPOT SLO"),
 )
 # The same with a length predictor's estimates (EvictionPredicted and MigrationPredicted).
 BELIEVED = (
     *RESIDENT,
-    _log("believed_remaining", "tokens", 16_384, "output tokens that it is believed to generate yet (median)"),
-    _log("believed_spread", "tokens", 16_384, "how far that may be off: half of the way from the 16th to the 84th "
-                                              "percentile"),
+    _log("believed_remaining", "tokens", 16_384, "predicted number of output tokens still to generate (median)"),
+    _log("believed_spread", "tokens", 16_384, "uncertainty of believed_remaining: half the distance between the 16th "
+                                              "and the 84th percentile"),
 )
 ARRIVAL = (
-    _log("tokens", "tokens", 32_768, "the prompt of the online request that has arrived"),
-    _log("prefill", "ms", 10_000, "believed latency of prefilling it alone"),
-    _share("memory", 1.0, "KV blocks that it takes over those free"),
-    _signed("slack", "s", 5.0, "until its TTFT deadline"),
-    _log("backlog", "ms", 10_000, "believed latency until its prefill would be over, if nothing stops"),
-    _share("base_policy", 1.0, "1 where the base policy would stop what runs"),
+    _log("tokens", "tokens", 32_768, "prompt length of the arrived online request"),
+    _log("prefill", "ms", 10_000, "predicted latency of prefilling the online request alone"),
+    _share("memory", 1.0, "KV blocks that the online request needs, divided by free ones"),
+    _signed("slack", "s", 5.0, "time until the online request's TTFT deadline"),
+    _log("backlog", "ms", 10_000, "predicted time until the online request's prefill ends if nothing is interrupted"),
+    _share("base_policy", 1.0, "1 if the base policy would interrupt the offline work"),
 )
 INSTANCE = (
     PRESENT,
-    _log("tokens", "tokens", 32_768, "context of the request: prompt and what it has generated"),
-    _log("generated", "tokens", 16_384, "tokens that the request has generated"),
-    _log("prefill", "ms", 10_000, "believed latency of prefilling the request there alone"),
-    _share("memory", 1.0, "KV blocks that the request takes over those free there"),
-    _share("step", 2.0, "believed latency of the decode step that results there, over the TPOT SLO"),
-    _log("backlog", "ms", 10_000, "believed latency of the prefills there"),
-    _share("residents", 2.0, "requests that decode there, over bs_sat"),
+    _log("tokens", "tokens", 32_768, "context length of the request: prompt and generated tokens"),
+    _log("generated", "tokens", 16_384, "tokens generated so far by the request"),
+    _log("prefill", "ms", 10_000, "predicted latency of prefilling the request alone on the candidate instance"),
+    _share("memory", 1.0, "KV blocks that the request needs, divided by the candidate instance's free ones"),
+    _share("step", 2.0, "predicted latency of the resulting decode step on the candidate instance, divided by the TPOT "
+                        "SLO"),
+    _log("backlog", "ms", 10_000, "predicted latency of the prefills on the candidate instance"),
+    _share("residents", 2.0, "requests decoding on the candidate instance, divided by bs_sat"),
     WANTED,
 )
 LEVEL = (
     PRESENT,
-    _share("level", 2.0, "the share of the TPOT SLO that steps may fill"),
-    _share("in_force", 1.0, "1 where it is in force now"),
-    _share("step", 2.0, "believed latency of a step of all that is resident, over the TPOT SLO"),
-    _share("base_policy", 1.0, "1 where it is what the base policy was tuned to"),
+    _share("level", 2.0, "share of the TPOT SLO up to which decode steps may be filled"),
+    _share("in_force", 1.0, "1 if this level is in force"),
+    _share("step", 2.0, "predicted latency of a decode step with all residents, divided by the TPOT SLO"),
+    _share("base_policy", 1.0, "1 if this is the base policy's own level"),
 )
-PARAMETER = (_share("level", 1.0, "where the parameter stands among its levels, 0 the first and 1 the last"),)
+PARAMETER = (_share("level", 1.0, "position of the parameter's value among its levels, from 0 (first) to 1 (last)"),)
 
 
 def columns(table: Sequence[Any]) -> Any:
@@ -188,6 +199,6 @@ def candidate_table(observation: Mapping[str, Any], parameters: int | None = Non
         raise UserError("expected an observation: a mapping with the arrays candidates and action_mask") from error
     places = actions - FIXED if parameters is None else parameters
     if not shape or places < 1 or not shape[-1] or shape[-1] % places:
-        raise UserError(f"candidates of shape {shape} are no whole rows of {places} candidates: give parameters=… "
-                        "where an action is a vector of levels")
+        raise UserError(f"candidates of shape {shape} must have {places} candidates a row; if an action is a vector of "
+                        "levels, give parameters=…")
     return candidates.reshape(*shape[:-1], places, shape[-1] // places)

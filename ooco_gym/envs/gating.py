@@ -65,9 +65,9 @@ class GatingEnv(OnlineTuningEnv):
     terms: ClassVar[tuple[Term, ...]] = (Term("progress", progress),)
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure(Feature("relaxed_kv_free", "share", "as is", 1.0, 0.0, 1.0,
-                       "KV blocks of relaxed instances that are free"), relaxed_kv_free),
+                       "free share of the relaxed instances' KV blocks"), relaxed_kv_free),
         Figure(Feature("relaxed_residents", "requests", "log", 256.0, 0.0, 1.0,
-                       "requests that decode on relaxed instances"), relaxed_residents))
+                       "requests decoding on relaxed instances"), relaxed_residents))
     default_scenario: ClassVar[str] = "gating"
 
 

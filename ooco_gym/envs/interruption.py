@@ -51,8 +51,8 @@ def action_of_interrupt(opened: OpenDecision) -> int:
 
 DECISION = Decision(
     "interrupt", INTERRUPT, offer_interrupt, answer_interrupt, action_of_interrupt,
-    question="An online request has arrived: stop the offline work that runs?", no="let the iteration finish",
-    take="stop it at the next layer", candidates="the request that has arrived",
+    question="An online request has arrived: interrupt the running offline work?", no="let the iteration finish",
+    take="interrupt it at the next layer boundary", candidates="the arrived online request",
     table=ARRIVAL, still=(*MARGIN, *PICKS, *RELAXED, "since_online_arrival"), marks=((300, 214),))
 
 

@@ -161,8 +161,8 @@ def action_of_pull(opened: OpenDecision) -> int:
 
 DECISION = Decision(
     "pull", s.PULL, offer_pulls, answer_pull, action_of_pull,
-    question="Which request does the strict instance pull?", no="end the picks: none, or no more",
-    take="pull this request, and be asked again", candidates="offline requests that decode on relaxed instances",
+    question="Which request does the strict instance pull?", no="pull none, or no more",
+    take="pull this request; the decision repeats", candidates="offline requests decoding on relaxed instances",
     table=RESIDENT, still=IDLE + MARGIN, marks=((504, 256),))
 BY_LENGTHS = replace(DECISION, name="pull by lengths", offer=offer_pulls_believed, table=BELIEVED)
 

@@ -89,8 +89,8 @@ def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
         if len(param.choices) > LEVELS:
             raise UserError(f"controls: {param.name} has more than {LEVELS} choices")
         if step != "choices":
-            raise UserError(f"controls.{param.name}={step!r} must be choices: its values are "
-                            f"{', '.join(param.choices)}, with no step between them")
+            raise UserError(f"controls.{param.name}={step!r} must be choices: its values ({', '.join(param.choices)}) "
+                            "have no step between them")
         return [float(index) for index in range(len(param.choices))]
     centre, offsets = param.number(tuned, "controls"), range(-STEPS, STEPS + 1)
     factor = isinstance(step, str) and step.startswith("x")
@@ -99,15 +99,15 @@ def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
     except ValueError:
         size = math.nan
     if not 0.0 < size < 1e9 or (factor and size == 1.0):
-        raise UserError(f"controls.{param.name}={step!r} must be the size of a step, such as 0.05, or a factor, such "
-                        "as x2: a positive number, and no factor of 1")
+        raise UserError(f"controls.{param.name}={step!r} must be a step, such as 0.05, or a factor, such as x2: a "
+                        "positive number, and not the factor 1")
     row = [centre * size**offset if factor else centre + size * offset for offset in offsets]
     return [float(min(max(value, param.low), param.high)) for value in row]
 
 
 DECISION = Decision(
     "control", CONTROL, offer_controls, answer_controls, controls=control_levels,
-    question="Where do the base policy's parameters stand in the next interval?", no="", candidates="parameters",
+    question="Which values do the base policy's parameters have in the next interval?", no="", candidates="parameters",
     table=PARAMETER, still=PICKS, marks=((354, 54),))
 
 

@@ -68,8 +68,8 @@ def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
     """
     index, scale = pack_parameter(policy, config)
     if index < 0:
-        raise UserError(f"base policy '{policy.name}' has neither 'slo_margin' nor 'latency_budget_s': there is no "
-                        "packing to decide; take ooco or hygen")
+        raise UserError(f"base policy '{policy.name}' has neither 'slo_margin' nor 'latency_budget_s', so there is no "
+                        "packing to decide; use ooco or hygen")
     levels = sorted(float(level) / scale for level in config.levels)
     if not levels:
         raise UserError("levels is empty: expected shares of the TPOT SLO")
@@ -80,7 +80,8 @@ def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
 
 DECISION = Decision(
     "pack", b.CLOCK, offer_levels, answer_level, base_policy=keep_tuned, levels=pack_levels,
-    question="How full may steps be in the next interval?", take="fill steps up to this share of the TPOT SLO",
+    question="Up to which share of the TPOT SLO are decode steps filled in the next interval?",
+    take="fill decode steps up to this share of the TPOT SLO",
     candidates="levels", table=LEVEL, still=PICKS, marks=((750, 168),))
 
 

@@ -170,9 +170,9 @@ def leave_to_base_policy(state, buffers, i):
 
 DECISION = Decision(
     "reclaim", b.RECLAIM, offer_victims, answer_victim, base_policy=leave_to_base_policy,
-    question="Blocks are short for what must run: which offline request gives way?",
-    take="take this request's memory in this way, and be asked again while blocks lack",
-    candidates="running offline requests, their memory lost or swapped out",
+    question="The iteration lacks KV blocks: which offline request is preempted, and how?",
+    take="preempt this request in this way; the decision repeats while blocks are missing",
+    candidates="running offline requests, to be recomputed or swapped out",
     table=tuple(map(feature_of, VICTIM)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_victims, marks=((722, 247),))
 

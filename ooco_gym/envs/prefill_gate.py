@@ -79,7 +79,7 @@ def action_of_gate(opened: OpenDecision) -> int:
 
 DECISION = Decision(
     "gate", GATE, offer_gate, answer_gate, action_of_gate, window=WINDOW,
-    question="Start an offline prefill?", no="hold: decode what is resident",
+    question="Start an offline prefill?", no="hold: decode the residents",
     take="start the prefill of this request", candidates="waiting offline requests",
     table=TABLE, still=(*IDLE, *RELAXED, *MARGIN, *PICKS, "online_waiting", "online_waiting_prefill", "online_slack"),
     marks=((336, 176),))

@@ -71,8 +71,9 @@ def action_of_instance(opened: OpenDecision) -> int:
 
 DECISION = Decision(
     "route", s.ROUTE, offer_instances, answer_instance, action_of_instance,
-    question="Which instance takes the request?", no="wait, or stay where the prefill ran (not for an arrival)",
-    take="send it to this instance", candidates="instances",
+    question="To which instance is the request sent?",
+    no="wait, or decode where the prefill ran (illegal at an arrival)",
+    take="send the request to this instance", candidates="instances",
     table=INSTANCE, still=(*MARGIN, *PICKS, *RELAXED), marks=((154, 102), (512, 136)))
 
 

@@ -64,12 +64,12 @@ def make_agent(name: str, env: Any) -> RuleAgent:
     """
     if not isinstance(name, str):
         shown = f"Policy '{name.name}'" if isinstance(name, Policy) else repr(name)
-        raise UserError(f"make_agent({shown}): expected a registered policy's name, such as 'ooco'; a policy of your "
-                        "own is registered as CONTRIBUTING.md says, or plays as base_policy=POLICY")
+        raise UserError(f"make_agent({shown}): expected a registered policy's name, such as 'ooco'; to use your own, "
+                        "register it (CONTRIBUTING.md) or pass it as base_policy=POLICY")
     inside = getattr(env, "unwrapped", env)
     if not isinstance(getattr(inside, "episodes", None), Episodes):
-        raise UserError(f"make_agent: {type(env).__name__} is no environment of ooco_gym; episodes side by side are "
-                        "asked as one native vector (gym.make_vec)")
+        raise UserError(f"make_agent: {type(env).__name__} is not an environment of ooco_gym; for several episodes use "
+                        "a native vector environment (gym.make_vec)")
     seat, many = seat_of(inside.episodes, name), isinstance(inside, VectorEnv)
     if seat not in ("", BASE):
         raise UserError(seat)
@@ -94,13 +94,13 @@ def seat_of(episodes: Episodes, name: str) -> str:
         return str(error)
     if are_settings(episodes.decisions):
         asked = " and ".join(decision.name for decision in episodes.decisions)
-        return (f"policy '{name}' has no say here: what this environment asks ({asked}) are settings, for which no "
-                "rule answers; a policy that has these settings may play as the base policy instead")
+        return (f"policy '{name}' does not act here: this environment's actions ({asked}) are parameters, which no "
+                "policy sets; a policy that has these parameters can be the base policy instead")
     mixed = policy_of(base_policy).mixed
     if policy.mixed != mixed:
         kinds = ("relaxed and strict instances", "mixed instances")
-        return (f"policy '{name}' has no say here: it schedules {kinds[policy.mixed]}, the cluster has {kinds[mixed]}; "
-                "choose another policy or cluster")
+        return (f"policy '{name}' does not act here: it schedules {kinds[policy.mixed]}, the cluster has "
+                f"{kinds[mixed]}; choose another policy or cluster")
     return ""
 
 

@@ -60,10 +60,11 @@ class RuleChoiceEnv(GatingEnv):
     figures: ClassVar[tuple[Figure, ...]] = (
         *GatingEnv.figures,
         Figure(Feature("prefill_share", "share", "linear", 0.5, 0.0, 1.0,
-                       "share of the TTFT SLO that a prompt of 1,024 tokens takes on a relaxed instance"),
+                       "prefill latency of a 1,024-token prompt on a relaxed instance, divided by the TTFT SLO"),
                prefill_share),
         Figure(Feature("decode_share", "share", "linear", 2.0, 0.0, 1.0,
-                       "share of the TPOT SLO that a step of 32 contexts of 1,024 tokens takes on a strict instance"),
+                       "latency of a decode step of 32 contexts of 1,024 tokens on a strict instance, divided by the "
+                       "TPOT SLO"),
                decode_share),
         Figure(Feature("strict_memory", "tokens", "log", 1e7, 0.0, 1.0, "KV memory of a strict instance"),
                strict_memory))

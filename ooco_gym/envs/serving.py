@@ -135,7 +135,8 @@ def answer_target(state, buffers, i):
 
 DECISION = Decision(
     "target", ROUTE, offer_targets, answer_target,
-    question="Which engine takes the request that has arrived?", take="send it to this engine", candidates="engines",
+    question="To which engine is the arrived request sent?",
+    take="send the request to this engine", candidates="engines",
     table=tuple(map(feature_of, TARGET)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_targets, marks=((158, 147),))
 

@@ -84,10 +84,10 @@ class Snapshots:
             UserError: not a snapshot, or one of another configuration.
         """
         if not isinstance(snapshot, Snapshot):
-            raise UserError(f"restore({type(snapshot).__name__}): expected what snapshot() returned")
+            raise UserError(f"restore({type(snapshot).__name__}): expected a return value of snapshot()")
         if snapshot.key != self.key:
-            raise UserError("restore(): the snapshot is of an environment of another configuration; make this one with "
-                            "the same arguments")
+            raise UserError("restore(): the snapshot comes from another configuration; make this environment with the "
+                            "same arguments")
         episodes, i = self.episodes, self.index
         same = episodes.simulations[i] is not None and episodes.windows[i] == snapshot.window
         if not same:

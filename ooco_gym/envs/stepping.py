@@ -219,8 +219,8 @@ def offer(state, buffers, i):
             candidates[k, index] = 0.0
     buffers.mask[i, :] = 0
     if buffers.offers[buffers.status[i, b.KIND]] == 0:
-        raise UserError("a rule of the base policy answered ASK to a decision that this environment does not ask; "
-                        "let it answer, or take an environment that asks for it")
+        raise UserError("the base policy returned ASK for a decision that this environment does not ask; let it "
+                        "decide, or use an environment that asks this decision")
     return kernel_at(buffers.offers[buffers.status[i, b.KIND]])(state, buffers, i) >= 2
 
 

@@ -161,8 +161,8 @@ class DecisionVectorEnv(VectorEnv):
         seeds = self._seeds(seed)
         if not self._started:
             if not chosen.all():
-                raise UserError("options['reset_mask'] leaves episodes out that have not begun: make the first reset "
-                                "one of all of them")
+                raise UserError("options['reset_mask'] excludes episodes that have not begun: the first reset must be "
+                                "of all episodes")
             self._randoms = [np.random.default_rng() for _ in range(self.num_envs)]
         for i in np.flatnonzero(chosen):
             self._start(int(i), seeds[i], numbers[i])
@@ -178,8 +178,8 @@ class DecisionVectorEnv(VectorEnv):
             return np.ones(self.num_envs, bool)
         mask = np.asarray(mask)
         if mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
-            raise UserError(f"options['reset_mask'] must be a bool array of shape ({self.num_envs},) with one True at "
-                            "least")
+            raise UserError(f"options['reset_mask'] must be a bool array of shape ({self.num_envs},) with at least one "
+                            "True")
         return mask
 
     def _numbers(self, window: Any) -> list[int | None]:
@@ -354,7 +354,7 @@ def _train_seeds(seeds: Any) -> list[int] | None:
     if seeds is None:
         return None
     if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Iterable) or not (listed := list(seeds)):
-        raise UserError(f"train_seeds={seeds!r} must be a list of seeds, one at least; None lets reset choose them")
+        raise UserError(f"train_seeds={seeds!r} must be a list of at least one seed, or None (reset chooses them)")
     return [whole_number(f"train_seeds[{index}]", seed, 0) for index, seed in enumerate(listed)]
 
 

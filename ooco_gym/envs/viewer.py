@@ -84,9 +84,9 @@ class Watch:
             draw.rectangle((8, ROW * row, 8 + used * (WIDTH - 16), ROW * (row + 1) - 4), fill=colour)
             draw.text((14, ROW * row + 4), text, TEXT, font, stroke_width=2, stroke_fill="white")
         totals, online = state.totals, int(state.instances["online_waiting"].sum())
-        draw.text((8, ROW * (len(parts) + 1) + 4), f"{online} online requests wait; of {int(totals.online_arrived)} "
-                  f"that arrived {int(totals.violations)} were late ({int(totals.ttft_misses)} by TTFT, "
-                  f"{int(totals.tpot_misses)} by TPOT)", TEXT, font)
+        words = (f"{online} online requests wait; {int(totals.violations)} of {int(totals.online_arrived)} arrived "
+                 f"ones violated an SLO (TTFT {int(totals.ttft_misses)}, TPOT {int(totals.tpot_misses)})")
+        draw.text((8, ROW * (len(parts) + 1) + 4), words, TEXT, font)
         return np.array(image)
 
 

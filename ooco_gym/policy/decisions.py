@@ -34,26 +34,28 @@ class Point:
     answer: str
 
 
-ROUTE = Point("route", s.ROUTE, "a request arrives, or has been prefilled and needs a place to decode; not asked where "
-              "there is one instance to go to",
-              "none: view.request is the request",
+ROUTE = Point("route", s.ROUTE,
+              "a request arrives, or has been prefilled and needs an instance to decode on; skipped if only one "
+              "instance is possible",
+              "none: the request is view.request",
               "the index of an instance; after a prefill also WAIT (queue for memory) or STAY (decode where it is)")
-INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request meets an instance that runs offline work",
-                  "none: view.request is the online request", "KEEP, or STOP at the next layer boundary")
+INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request arrives at an instance that runs offline work",
+                  "none: the online request is view.request", "KEEP, or STOP at the next layer boundary")
 GATE = Point("gate", s.GATE, "a relaxed instance without online work could start an offline prefill",
-             "waiting offline requests that fit the memory, in queue order",
-             "the position of the one to start, HOLD (ask again at the next step) or HOLD_UNTIL_CHANGE")
-COMPOSE = Point("compose", s.COMPOSE, "an instance is free to start its next decode step; a mixed one its next "
-                "iteration, whose rule acts by step actions (policy/mixed.py) and whose answer does not count",
+             "waiting offline requests that fit into memory, in queue order",
+             "the position of the request to start, HOLD (ask again at the next step) or HOLD_UNTIL_CHANGE")
+COMPOSE = Point("compose", s.COMPOSE,
+                "an instance can start its next decode step, or a mixed instance its next iteration. There the policy "
+                "acts by step actions (policy/mixed.py) and its return value is ignored",
                 "none: the members of view.instance",
-                "ALL, or how many slots were written to state.picks; sets instances[i].bound_ps, the believed latency "
-                "up to which the same answer would come out again (0: ask at every step)")
-EVICT = Point("evict", s.EVICT, "KV memory is short", "residents that may lose their memory",
-              "the position of the one that gives way; DECLINE where the memory is for an online request that can wait")
+                "ALL, or the number of slots written to state.picks. It sets instances[i].bound_ps, the predicted "
+                "latency up to which the decision would be the same (0: ask at every step)")
+EVICT = Point("evict", s.EVICT, "KV memory is short", "residents that may be evicted",
+              "the position of the request to evict, or DECLINE if the memory is for an online request that can wait")
 PULL = Point("pull", s.PULL, "a strict instance has composed its next step and something has changed",
              "none: the residents of the relaxed instances",
-             "how many slots were written to state.picks, 0 (none suits), or FULL (no free space); may set "
-             "instances[i].pull_wake_ps to be asked again at that time")
+             "the number of slots written to state.picks, 0 (none suits), or FULL (no free memory). It may set "
+             "instances[i].pull_wake_ps, the time of the next decision")
 POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
 
 

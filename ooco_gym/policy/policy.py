@@ -177,8 +177,8 @@ class Policy:
         vector = np.zeros(s.PARAMS)
         for index, param in enumerate(self.params):
             if param.name not in self.values:
-                raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}': "
-                                "a default of the Param, or a YAML that extends a policy which has one")
+                raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}': give the Param "
+                                "a default, or extend a policy that has one in the YAML")
             vector[index] = param.number(self.values[param.name], f"policy {self.name}")
         return vector
 

@@ -166,14 +166,14 @@ def _from_file(location: str) -> Policy:
     if path.endswith(_PYTHON):
         policy = _member(module_of_file(path), wanted, path)
     elif wanted:
-        raise UserError(f"policy '{location}': a YAML file holds one policy; leave ':{wanted}' away")
+        raise UserError(f"policy '{location}': a YAML file holds one policy; leave out ':{wanted}'")
     else:
         values = load_yaml("policy", _existing(path))
         name = str(values.get("name", Path(path).stem))
         rules = _rules_of(values, path)
         if rules is None and name not in list_policies():
-            raise UserError(f"policy file '{path}' names no rules; expected file: my_rule.py, extends: NAME or name: "
-                            f"NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
+            raise UserError(f"policy file '{path}' names no module or policy; expected file: my_rule.py, extends: NAME "
+                            f"or name: NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
         policy = replace(rules or _registered(name), name=name).with_values(parameters_in(values), path)
         if rules is None:
             return policy  # a registered one with other values: name and values suffice

@@ -167,13 +167,13 @@ def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray 
         UserError: the policy has no such weights, or none are given; or a form cannot be written.
     """
     if policy.layout is None:
-        raise UserError(f"policy '{policy.name}' is a rule without weights: an engine needs no bundle of it; expected "
-                        "one that is learned, such as learned_deadline, or a run of ooco-gym train")
+        raise UserError(f"policy '{policy.name}' has no weights, so an engine needs no bundle; expected a learned "
+                        "policy, such as learned_deadline, or a run of ooco-gym train")
     if policy.linear is None:
-        raise UserError(f"policy '{policy.name}': no engine runs a bundle of its weights; its order without them is a "
-                        "rule of the scheduler inside vLLM (docs/vllm.md)")
+        raise UserError(f"policy '{policy.name}': no engine can run a bundle of its weights; without weights its order "
+                        "is a policy of the scheduler inside vLLM (docs/vllm.md)")
     if weights is None and not policy.values.get("weights"):
-        raise UserError(f"policy '{policy.name}' names no file of weights; expected {policy.name}:weights=FILE.npz")
+        raise UserError(f"policy '{policy.name}' names no weights file; expected {policy.name}:weights=FILE.npz")
     found = policy.weights if weights is None else np.asarray(weights, np.float64)
     assert found is not None
     table = found.reshape(len(policy.layout.rows), len(policy.layout.columns))

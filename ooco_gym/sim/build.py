@@ -134,8 +134,8 @@ def _set_config(config: s.Config, settings: Mapping[str, int], sim: SimConfig) -
         raise UserError(f"max_num_seqs={config.max_num_seqs} must be at most the cluster's max_batch="
                         f"{sim.max_batch}")
     if config.reserved_blocks >= config.least_blocks:
-        raise UserError(f"reserved_blocks={config.reserved_blocks} leaves no memory for requests: an instance "
-                        f"has {config.least_blocks:,} blocks of {sim.block_tokens} tokens")
+        raise UserError(f"reserved_blocks={config.reserved_blocks} leaves no KV memory for requests: an instance has "
+                        f"{config.least_blocks:,} blocks of {sim.block_tokens} tokens")
 
 
 def _check_config(tables: Sequence[CostTable], sim: SimConfig) -> None:

@@ -38,7 +38,7 @@ def engine_version_of(version: str) -> str:
         return release
     known = [one for one in ENGINE_VERSIONS if _numbers(one) <= _numbers(release)]
     if not known:
-        raise UserError(f"vLLM {version} has no schedule of ours to stand beside it: expected {ENGINE_VERSIONS[-1]} or "
+        raise UserError(f"vLLM {version} is older than the schedules simulated here: expected {ENGINE_VERSIONS[-1]} or "
                         "newer")
     return known[0]
 

@@ -40,8 +40,7 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
             sizes |= {"heaps": blocks + 1, "retained": retained_size(sim.retention.order, trace, names)}
     if settings.get("bidirectional"):
         if caching:
-            raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
-                            "bidirectional=off")
+            raise UserError("bidirectional blocks cannot share prefixes: give prefix_caching=off or bidirectional=off")
         sizes |= {"pairs": max(table.kv_blocks for table in tables), "pair_entries": pair_entries(sim.block_tokens),
                   "owners": n}
     return s.OptionalSizes(**sizes)
@@ -92,7 +91,8 @@ def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, rete
         UserError: the policy has its own order.
     """
     if state.config.kv_priority and retention.order != LRU:
-        raise UserError("kv_priority=task is an order of its own: give kv_priority=lru or the cluster's retention=lru")
+        raise UserError("kv_priority=task has its own eviction order: give kv_priority=lru or the cluster's "
+                        "retention=lru")
     state.config.retention = retention.order
     state.config.pinned_ps = round(retention.ttl_s * s.PS_PER_S)
     if state.retained.size and retention.order == TURNS:

@@ -276,7 +276,7 @@ def handle_of(state: State) -> Handle:
         UserError: compilation is turned off.
     """
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
-        raise UserError("NUMBA_DISABLE_JIT is set, and the simulator runs only compiled; unset it")
+        raise UserError("NUMBA_DISABLE_JIT is set, but the simulator runs only compiled; unset it")
     return Handle(state, _LAYOUT)
 
 

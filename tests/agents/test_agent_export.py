@@ -48,7 +48,7 @@ def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     assert manifest["inputs"]["decision"]["shape"] == [D] and manifest["inputs"]["action_mask"]["shape"] == [A]
     assert len(manifest["inputs"]["candidates"]["features"]) == F
     assert {"name", "low", "high"} <= set(manifest["inputs"]["cluster"]["features"][0])
-    assert manifest["actions"][:3] == ["the decision's own no", "do what the base policy would do", "take candidate 0"]
+    assert manifest["actions"][:3] == ["the decision's own no", "take the base policy's action", "take candidate 0"]
     assert len(manifest["actions"]) == A
     assert manifest["versions"]["torch"] and manifest["training"]["seed"] == 1
     assert "out" not in manifest["training"]["config"]

@@ -53,7 +53,7 @@ def test_manifest_names_the_features_and_the_runtime_takes_them_by_name(folders)
     assert inputs["cluster"]["features"][0]["name"] == "resident_decodes"
     assert {"unit", "low", "high", "meaning"} <= set(inputs["candidates"]["features"][1])
     assert [feature["name"] for feature in inputs["decision"]["features"]] == ["gate"]
-    assert policy.decisions == ["gate"] and policy.actions[0] == "hold: decode what is resident"
+    assert policy.decisions == ["gate"] and policy.actions[0] == "hold: decode the residents"
     assert policy.actions[policy.fixed] == "candidate 0: start the prefill of this request"
     cluster = {feature["name"]: 0.5 for feature in inputs["cluster"]["features"]}
     candidate = {feature["name"]: 0.5 for feature in inputs["candidates"]["features"]}

@@ -150,7 +150,7 @@ def test_candidates_row_by_row_are_the_same_to_a_network():
 @pytest.mark.parametrize("shape", [(0,), (50,), (2, 3, 17)])
 def test_candidates_of_another_shape_are_refused(shape):
     space = GatingDouble().observation_space
-    with pytest.raises(UserError, match="no whole rows of 8 candidates"):
+    with pytest.raises(UserError, match="must have 8 candidates a row"):
         check_observation_space(spaces.Dict({**space.spaces, "candidates": spaces.Box(0, 1, shape)}))
 
 

@@ -105,12 +105,12 @@ def test_a_policy_is_not_asked_for_decisions_that_it_never_learned(tmp_path):
 
 def test_actions_are_named_for_every_decision():
     assert action_names(["evict"], 2, 2) == [
-        "let the newcomer wait (not where a running batch needs the memory)", "do what the base policy would do",
+        "let the newcomer wait (illegal if a running batch needs the memory)", "take the base policy's action",
         "candidate 0: evict this request", "candidate 1: evict this request"]
     choices = ["route", "interrupt", "gate", "evict", "pull", "pack"]
     first = {name: words[0] for name, words in action_meanings(choices, 1, 2).items()}
     assert len(set(first.values())) == len(choices)
     joint = action_meanings(["gate", "pull"], 1, 2)
-    assert joint["pull"] == ["end the picks: none, or no more", "do what the base policy would do",
-                             "candidate 0: pull this request, and be asked again"]
+    assert joint["pull"] == ["pull none, or no more", "take the base policy's action",
+                             "candidate 0: pull this request; the decision repeats"]
     assert action_names(["gate", "pull"], 1, 2)[0] == "the decision's own no"

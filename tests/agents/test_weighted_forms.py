@@ -160,10 +160,10 @@ def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
     assert shipped["constants"] == {"chunk_efficiency": 0.0} and "constants" not in alike
 
 
-@pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
-                                            ("learned_gate", "no engine runs a bundle of its weights"),
-                                            ("learned_router", "no engine runs a bundle of its weights"),
-                                            ("adaptive_deadline", "names no file of weights"),
+@pytest.mark.parametrize(("name", "said"), [("deadline", "has no weights, so an engine needs no bundle"),
+                                            ("learned_gate", "no engine can run a bundle of its weights"),
+                                            ("learned_router", "no engine can run a bundle of its weights"),
+                                            ("adaptive_deadline", "names no weights file"),
                                             ("learned_dead", "learned_dead")])
 def test_what_has_no_weights_is_not_exported(name, said, tmp_path):
     with pytest.raises(UserError, match=said):

@@ -63,7 +63,7 @@ def _class_of(name: str) -> Any:
 
 
 def refused(name: str, policy: str) -> str:
-    """Why an environment has nothing to decide beside a base policy; "" where it has."""
+    """Why an environment has nothing to decide under a base policy; "" where it has."""
     params = {param.name for param in policy_of(policy).params}
     decisions = {decision.name: decision for decision in _class_of(name).decisions}
     if not set(load_yaml("env", short_name(name)).get("controls") or {}) <= params:
@@ -75,7 +75,7 @@ def refused(name: str, policy: str) -> str:
     if {decision.kind for decision in decisions.values()} <= BLIND and policy_of(policy).class_blind:
         return "offline requests as online ones"
     if set(decisions) == {"reclaim"} and policy == "bros":
-        return "leaves nothing to decide"
+        return "leaves nothing to the agent"
     return ""
 
 

@@ -39,12 +39,13 @@ def vector_of(name: str, **changes: Any) -> Any:
     ({"interval_s": True}, "interval_s=.* must be a positive number of seconds"),
     ({"levels": [True]}, "must be a list of shares"), ({"reward": {"servic": 1.0}}, "service"),
     ({"render_mode": "humanoid"}, "ansi"), ({"shift": "nowhere"}, "nowhere"),
-    ({"scenario": {"duration_s": 600.0}}, "scenario.duration_s=600.0 is without effect"),
-    ({"scenario": Scenario(duration_s=600.0)}, "window_s sets their length"),
+    ({"scenario": {"duration_s": 600.0}}, "scenario.duration_s=600.0 has no effect"),
+    ({"scenario": Scenario(duration_s=600.0)}, "window_s sets the episode's length"),
     ({"scenario": {"seed": 3}}, "reset"), ({"shifts": {"a": {"start_s": 5.0}}, "shift": "a"}, "leave it out"),
     ({"shifts": {"a": 3}, "shift": "a"}, "shifts.a=3 must be a mapping"), ({"controls": "x"}, "controls='x' must be a"),
-    ({"vary": {"rate_scal": [1, 2]}}, "did you mean 'rate_scale'"), ({"vary": {"seed": [1, 2]}}, "each window sets it"),
-    ({"vary": {"rate_scale": [0.1, 0.05]}}, "give the lower one first"),
+    ({"vary": {"rate_scal": [1, 2]}}, "did you mean 'rate_scale'"),
+    ({"vary": {"seed": [1, 2]}}, "it is set for each episode"),
+    ({"vary": {"rate_scale": [0.1, 0.05]}}, "with low <= high"),
     ({"vary": {"rate_scale": [0.1, "b", 0.3]}}, "vary.rate_scale: rate_scale='b' must be a number")])
 def test_invalid_arguments_are_refused(maker, changes, words):
     with pytest.raises(UserError, match=words):
@@ -52,7 +53,7 @@ def test_invalid_arguments_are_refused(maker, changes, words):
 
 
 @pytest.mark.parametrize(("control", "words"), [
-    *[({"slo_margin": wrong}, "must be the size of a step")
+    *[({"slo_margin": wrong}, "must be a step, such as 0.05")
       for wrong in ("x1", 0, None, float("nan"))],
     ({"interrupt": 3}, "controls.interrupt=3 must be choices"), ({"slo_margi": 0.1}, "did you mean 'slo_margin'")])
 def test_invalid_steps_of_controls_are_refused(control, words):
@@ -72,7 +73,7 @@ def test_any_value_is_accepted_or_raises_a_user_error(name, value):
 
 # --- Of a vector ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"train_seeds": []}, "train_seeds=.* one at least"), ({"train_seeds": [1, 2.5]}, r"train_seeds\[1\]=2.5"),
+    ({"train_seeds": []}, "train_seeds=.* at least one seed"), ({"train_seeds": [1, 2.5]}, r"train_seeds\[1\]=2.5"),
     ({"bank": -1}, "bank=-1"), ({"threads": 0}, r"threads=.* must be a whole number of at least 1"),
     ({"num_envs": 0}, "at least 1"), ({"autoreset_mode": "Later"}, "must be one of")])
 def test_invalid_vector_arguments_are_refused(changes, words):
@@ -112,9 +113,9 @@ def test_rule_action_refuses_what_is_no_policy(name):
 
 # --- Decisions that never come up -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "changes", "words"), [
-    ("PrefillGate", {"cluster": "mixed_7b", "base_policy": HYGEN}, "its instances are mixed.* such as cluster pair_7b"),
+    ("PrefillGate", {"cluster": "mixed_7b", "base_policy": HYGEN}, "its instances are mixed.* example cluster pair_7b"),
     ("Migration", {"base_policy": "base_pd"}, "base policy 'base_pd' treats offline requests as online ones"),
-    ("Routing", {"cluster": "pair_7b", "base_policy": "base_pd"}, "no route decision ever comes up .*such as fleet_16"),
+    ("Routing", {"cluster": "pair_7b", "base_policy": "base_pd"}, "no route decision ever comes up .*example fleet_16"),
     ("Routing", {"cluster": "mixed_7b", "base_policy": HYGEN, "candidates": 1}, "no route decision ever comes up")])
 def test_arguments_under_which_no_decision_can_come_up_are_refused(name, changes, words):
     with pytest.raises(UserError, match=words):

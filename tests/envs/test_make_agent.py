@@ -57,7 +57,7 @@ def test_stable_baselines3_evaluates_a_rule_agent() -> None:
 @pytest.mark.parametrize(("env", "name", "words"), [
     ("PrefillGate", "oco", "ooco"), ("PrefillGate", "ooco:nothing=1", "nothing"),
     ("PrefillGate", "vllm_v0", "mixed instances"),
-    ("Packing", "slack", "as the base policy instead"), ("OnlineTuning", "slack", "settings"),
+    ("Packing", "slack", "can be the base policy instead"), ("OnlineTuning", "slack", "are parameters"),
     ("PrefillGate", 3, "policy's name"),
     ("PrefillGate", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*base_policy=POLICY"),
 ])
@@ -71,9 +71,9 @@ def test_policies_without_a_rule_for_the_decisions_are_refused_with_the_reason(e
 
 
 def test_other_environments_are_refused() -> None:
-    with pytest.raises(ooco_gym.UserError, match="no environment of ooco_gym"):
+    with pytest.raises(ooco_gym.UserError, match="not an environment of ooco_gym"):
         ooco_gym.make_agent("ooco", gym.make("CartPole-v1"))
-    with pytest.raises(ooco_gym.UserError, match="NoneType is no environment of ooco_gym"):
+    with pytest.raises(ooco_gym.UserError, match="NoneType is not an environment of ooco_gym"):
         ooco_gym.make_agent("ooco", None)
-    with pytest.raises(ooco_gym.UserError, match="one native vector"):
+    with pytest.raises(ooco_gym.UserError, match="a native vector"):
         ooco_gym.make_agent("ooco", gym.make_vec(GATING, 2, vectorization_mode="sync", **SHORT))

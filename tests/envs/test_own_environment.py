@@ -76,6 +76,6 @@ def test_what_cannot_be_imported_is_said(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="no package named 'none_such'"):
         imported("none_such:own/None-v0")
     (folder / "json.py").write_text("")
-    with pytest.raises(UserError, match="there is another module 'json'"):
+    with pytest.raises(UserError, match="another module 'json' is already imported"):
         imported(f"{folder / 'json.py'}:own/None-v0")
     assert set(ENVIRONMENTS) <= set(gym.registry)

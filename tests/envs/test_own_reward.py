@@ -109,13 +109,13 @@ def figure(**changes: Any) -> Figure:
 
 
 @pytest.mark.parametrize(("attributes", "words"), [
-    ({"terms": (Term("late", now_s),)}, "term 'late': there is another one"),
-    ({"terms": (Term("a", now_s), Term("a", now_s))}, "term 'a': there is another one"),
+    ({"terms": (Term("late", now_s),)}, "term 'late': this name is taken"),
+    ({"terms": (Term("a", now_s), Term("a", now_s))}, "term 'a': this name is taken"),
     ({"terms": (Term("a", now_s, weight=-1.0),)}, "weight=-1.0 must be a number of at least 0"),
-    ({"figures": (figure(name="kv_free"),)}, "figure 'kv_free': there is another one"),
+    ({"figures": (figure(name="kv_free"),)}, "feature 'kv_free': this name is taken"),
     ({"figures": (figure(scale="exp"),)}, "scale 'exp' must be one of as is, linear"),
     ({"figures": (figure(limit=0.0),)}, "limit=0.0 must be a number above 0"),
-    ({"figures": (figure(low=0.5),)}, "its bounds 0.5 and 1.0 must have 0 between them")])
+    ({"figures": (figure(low=0.5),)}, "0 must lie within its bounds 0.5 and 1.0")])
 def test_what_cannot_be_told_apart_or_shown_is_refused(attributes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         of_class(**attributes)

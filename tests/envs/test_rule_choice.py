@@ -66,7 +66,7 @@ def test_what_conditions_leave_alone_may_be_given_beside_them():
 
 @pytest.mark.parametrize(("condition", "words"), [
     ([{"rate_scal": 0.1}], "did you mean 'rate_scale'"), ([3], "vary.condition=3 must be a mapping"),
-    ([{"seed": 1}], "scenario.seed=1 is without effect"), ([], "must be")])
+    ([{"seed": 1}], "scenario.seed=1 has no effect"), ([], "must be")])
 def test_a_condition_that_cannot_be_is_refused(condition, words):
     with pytest.raises(UserError, match=words):
         make(vary={"condition": condition})

@@ -99,7 +99,7 @@ def test_a_mistake_in_any_thread_is_raised_by_the_step(threads):
     offers = env.unwrapped.episodes.buffers.offers
     kept = offers.copy()
     offers[:] = 0
-    with pytest.raises(UserError, match="answered ASK"):
+    with pytest.raises(UserError, match="returned ASK"):
         env.step(env.base_actions())
     offers[:] = kept
     fresh = vector(1)

@@ -108,7 +108,7 @@ def test_whose_schedule_stands_beside_a_release(version: str, known: str) -> Non
 
 @pytest.mark.parametrize("version", ["0.11.2", "0.8.5", "dev"])
 def test_what_is_older_has_no_schedule(version: str) -> None:
-    with pytest.raises(UserError, match=f"vLLM {version} has no schedule of ours .*: expected 0.12.0 or newer"):
+    with pytest.raises(UserError, match=f"vLLM {version} is older than the schedules .*: expected 0.12.0 or newer"):
         engine_version_of(version)
 
 

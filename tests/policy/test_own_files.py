@@ -109,7 +109,7 @@ def test_a_yaml_may_extend_a_policy_of_the_package(folder: Path) -> None:
     ("empty.py", ("no Policy called 'policy'", "it has none")),
     ("broken.py", ("cannot be imported", "line 1")),
     ("missing.py", ("cannot be imported", "no_such_package")),
-    ("nothing.yaml", ("names no rules", "file: my_rule.py")),
+    ("nothing.yaml", ("names no module or policy", "file: my_rule.py")),
 ])
 def test_mistakes_name_the_file_and_what_is_near(folder: Path, capsys: pytest.CaptureFixture[str], name: str,
                                                  words: tuple[str, ...]) -> None:

@@ -192,5 +192,5 @@ def ask_somebody(view):
 def test_a_base_policy_whose_rule_asks_outside_is_refused_in_a_sentence() -> None:
     asks = replace(ooco_gym.get_policy("ooco"), name="asks", gate=ask_somebody)
     env = gym.make("ooco_gym/Interruption-v1", base_policy=asks)
-    with pytest.raises(UserError, match="answered ASK"):
+    with pytest.raises(UserError, match="returned ASK"):
         env.reset(seed=1)

@@ -284,7 +284,7 @@ def test_a_cluster_says_the_order() -> None:
     unused = simulate(scenario_of(retention="turns", retention_turn_s=60), "vllm_fcfs:prefix_caching=off")
     assert unused.notes[-1] == ("retention=turns is not used: it is of a prefix cache, and policy 'vllm_fcfs' keeps "
                                 "none here (prefix_caching)")
-    with pytest.raises(UserError, match="kv_priority=task is an order of its own"):
+    with pytest.raises(UserError, match="kv_priority=task has its own eviction order"):
         simulate(scenario_of(retention="turns"), "echo")
 
 
