@@ -21,7 +21,7 @@ def page(text: str, results: Path) -> str:
     scored = [one for one in found if any(task["feasible"] for task in one["by_task"].values())]
     tables = "\n\n".join(f"### {one.title}\n\n{one.markdown()}" for one in tables_of(scored))
     zero = ", ".join(f"`{one['title']}`" for one in found if one not in scored)
-    tables += f"\n\n0 in every task of their track, where more than 3 % violate: {zero}."
+    tables += f"\n\nThese score 0 in every task of their track (violation rate above 3 %): {zero}."
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
 
