@@ -255,4 +255,4 @@ def _estimate(found: Mapping[str, float]) -> str:
 def _cell(task: Mapping[str, Any] | None) -> str:
     if task is None:
         return "–"
-    return f"{task['score']:.2f}" if task["feasible"] else f"0 ({percent(task['violation_rate'], 0)} late)"
+    return f"{task['score']:.2f}" if task["feasible"] else f"0 ({percent(task['violation_rate'], 0)} violations)"
