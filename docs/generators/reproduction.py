@@ -30,7 +30,7 @@ def body(figures: Sequence[Mapping[str, Any]]) -> str:
     parts = [f"{len(figures)} figures and tables: {words}."]
     columns = (Column("figure", lambda one: f"`{one['name']}`", align="l"),
                Column("the paper states", "statement", align="l"),
-               Column("here (95 %)", lambda one: "; ".join(map(_with_number, deciding(one))), align="l"),
+               Column("simulated (95 %)", lambda one: "; ".join(map(_with_number, deciding(one))), align="l"),
                Column("verdict", lambda one: f"**{one['verdict']}**" + (f": {one['why']}" if one["why"] else ""),
                       align="l"))
     for paper in dict.fromkeys(one["paper"] for one in figures):
