@@ -20,7 +20,7 @@ from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import cost_figures
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
-from ooco_gym.render.deciding import conditions, costs_by_late, paid_words, percentiles
+from ooco_gym.render.deciding import conditions, paid_words, percentiles
 from ooco_gym.render.outcome import compare, metrics_of
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import compared
@@ -79,8 +79,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                       {row["policy"] for row in rows if row["feasible"]})
     write_report(Path(options["out"]) / "compare.html", [outcome], more=[table] if table else [],
                  conditions=conditions_table({**summary, "scenario": {**summary["scenario"], "cluster": clusters}}),
-                 lead=conditions(known, options["price_per_chip_hour"]) + paid,
-                 plots=costs_by_late(outcome.found, outcome.budget))
+                 lead=conditions(known, options["price_per_chip_hour"]) + paid)
     return summary
 
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.render.outcome import LATE, LEAST_LATE, Key, Row, heading
+from ooco_gym.render.outcome import Row
 from ooco_gym.report import Table, at_least, curve, duration, joined, number, plot
 from ooco_gym.report.pages import Plot
-from ooco_gym.report.tables import missing
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import ResolvedScenario
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 PERCENTILES = {"ttft_p50_s": "TTFT P50", "ttft_p90_s": "TTFT P90", "ttft_p99_s": "TTFT P99",
                "tpot_p50_s": "TPOT P50", "tpot_p90_s": "TPOT P90", "tpot_p99_s": "TPOT P99"}
-MONEY, HOURS = "cost.per_million_tokens", "cost.chip_hours_per_million_tokens"
 
 
 def conditions(known: ResolvedScenario, price: float | None = None, chips: int | None = None) -> str:
@@ -86,26 +84,6 @@ def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
             rows.append((policy, name, *cells))
     head = ("policy", "class", *PERCENTILES.values())
     return Table("Percentiles by class", head, rows, align="llr") if rows else None
-
-
-def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list[Plot]:
-    """Returns a plot of cost per million tokens over violation rate."""
-    priced = all(MONEY in rows for rows in found.values())
-    timed = all(HOURS in rows for rows in found.values())
-    if not (priced or timed):
-        return []
-    metric, known = MONEY if priced else HOURS, {}
-    for key, rows in found.items():
-        if not missing(rows[metric]["mean"]) and not missing(rows[LATE]["mean"]):
-            known[key] = rows
-    if len(known) < 2:
-        return []
-    costs = [rows[metric]["mean"] for rows in known.values()]
-    allowed = curve("", [100 * budget] * 2, [min(costs), max(costs)], -1, "dashes")
-    points = [curve(key[0], [100 * max(rows[LATE]["mean"], LEAST_LATE)], [rows[metric]["mean"]], colour, "markers",
-                    cliponaxis=False) for colour, (key, rows) in enumerate(known.items())]
-    return [plot("Cost against late: left and below is better; dashed: what is allowed", [allowed, *points],
-                 f"{heading(LATE)}, ≤ 0.01 at the edge", heading(metric), "x", xaxis_range=[-2, 2])]
 
 
 def depths(run: Run) -> list[Plot]:

@@ -47,8 +47,10 @@ LEVEL = 0.01  # relative to the most work done; smaller differences count as tie
 # Title and unit of metrics with their own title.
 TITLES = {
     LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"),
-    COMPUTED: ("offline computed", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
-    "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
+    COMPUTED: ("offline computed", "tokens/s"), "online.worst_10min_violation_rate": ("late, worst 10 minutes", "%"),
+    "online.ttft_p50_s": ("TTFT P50", "s"), "online.ttft_p99_s": ("TTFT P99", "s"),
+    "online.tpot_p50_s": ("TPOT P50", "ms"), "online.tpot_p99_s": ("TPOT P99", "ms"),
+    "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
     MAKESPAN: ("all done after", "s"), BATCH_TOKENS: ("total until then", "tokens/s"),
     LEFT: ("left at the end", "requests"), DUE: ("past their deadline", "requests"),
     "cost.goodput_per_s": ("online requests in time", "1/s"),
@@ -56,6 +58,7 @@ TITLES = {
     "cost.per_million_tokens": ("cost per million tokens", ""),
     "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
     "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
+    "kv_offloading.hit_rate": ("found in host memory alone", "%"),
     "utilization.compute_share": ("of the chips' peak computed", "%"),
     "utilization.kv_mean_share": ("KV memory in use", "%"),
     "utilization.busy_share": ("time in which anything runs", "%"),
@@ -65,6 +68,14 @@ TITLES = {
 UNITS = {"tokens_per_s": "tokens/s", "_s_per_s": "s/s", "_per_s": "1/s", "_s": "s", "_rate": "%", "_share": "%",
          "_attainment": "%"}  # for other metrics, by the end of their names
 FACTORS = {"%": 100.0, "ms": 1000.0}
+# Of a single run.
+RUN_METRICS = (
+    "online.arrived", "online.finished", "online.unserved", "online.worst_10min_violation_rate", "online.ttft_p50_s",
+    "online.ttft_p99_s", "online.tpot_p50_s", "online.tpot_p99_s", "online.tpot_decode_p99_s", "offline.arrived",
+    "offline.finished", "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
+    "offline.interruptions", "offline.migrations", "offline.age_p99_s", "kv_offloading.hit_rate",
+    "utilization.compute_share", "utilization.kv_mean_share", "utilization.busy_share",
+    "cost.chip_hours_per_million_tokens", "cost.per_million_tokens")
 # Also shown for policies with prefix caching.
 CACHE_METRICS = ("online.hit_rate", "offline.hit_rate", "offline.prompt_tokens_per_s",
                  "offline.computed_prompt_tokens_per_s")

@@ -16,7 +16,7 @@ from ooco_gym.metrics.quality import judge, rules_of
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
-from ooco_gym.render.outcome import Outcome, Row, compare, metrics_of
+from ooco_gym.render.outcome import RUN_METRICS, Outcome, Row, compare, metrics_of
 from ooco_gym.report import (
     Section,
     Table,
@@ -32,6 +32,7 @@ from ooco_gym.report import (
     write_page,
 )
 from ooco_gym.report.pages import Plot
+from ooco_gym.report.tables import flat
 from ooco_gym.sim.state import FINISHED, PS_PER_S
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) ->
     """Returns the outcome of one run, whose policy is called `label`, with plots over time."""
     scenario = summary["scenario"]
     key, budget = (label, short_name(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
-    rows = compare({key: [summary]}, metrics_of([summary["params"]], batch="batch" in summary), key, budget)
+    batch, known = "batch" in summary, flat(summary)
+    wanted = [one for one in RUN_METRICS if one in known and not (batch and one.startswith("online."))]
+    rows = compare({key: [summary]}, metrics_of([summary["params"]], wanted, batch), key, budget)
     return Outcome(load_title(scenario["workload"], [key[1]], [summary["seed"]]), rows, None, budget, notes=notes,
                    intervals=interval_words(1), plots=plots_of(summary, run, label, budget))
 

@@ -46,7 +46,7 @@ def test_a_key_that_a_cluster_leaves_at_its_default_can_be_set(capsys):
     words = ["policy=vllm_fcfs", "policy.prefix_caching=on", "cluster=mixed_7b", *LOAD]
     assert main(["simulate", *words, "cluster.kv_offloading_gib=2", "out=two"]) == 0
     assert summary("two")["kv_offloading"]["host_blocks"] == 2 * (2 * 2**30 // (16 * 57_344))
-    assert "in host memory alone" in capsys.readouterr().out
+    assert "found in host memory alone (%)" in capsys.readouterr().out
     assert main(["simulate", "-m", *words, "cluster.host_gib=1,2", "out=swept"]) == 0
     assert sorted(path.name for path in Path("swept").iterdir() if path.is_dir()) == [
         "++cluster.host_gib=1", "++cluster.host_gib=2"], "with Hydra's sign that its YAML has no such key"
@@ -217,11 +217,11 @@ def test_the_prefix_cache_is_in_table_summary_comparison_and_page(capsys):
     for folder, caching in (("on", "on"), ("off", "off")):
         assert main(["simulate", "policy=vllm_fcfs", f"policy.prefix_caching='{caching}'", *few, f"out={folder}"]) == 0
         printed, online = capsys.readouterr().out, summary(folder)["online"]
-        assert ("found in the prefix cache, online" in printed) == (caching == "on")
+        assert ("online hit rate (%)" in printed) == (caching == "on")
         if caching == "on":
             looked, missed = online["looked_up_prompt_tokens"], online["missed_prompt_tokens"]
             assert 0 < missed < looked and online["hit_rate"] == 1 - missed / looked
-            assert f"{100 * online['hit_rate']:.2f} %" in printed
+            assert f"│ {100 * online['hit_rate']:.2f} " in printed
     page = Path("on/simulate.html").read_text()
     assert "online hit rate (%)" in page and f"{100 * summary('on')['online']['hit_rate']:.2f}" in page
     assert "online hit rate" not in Path("off/simulate.html").read_text()

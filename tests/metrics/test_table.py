@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pyarrow import parquet
 
-from ooco_gym.commands.simulate import result_table
 from ooco_gym.metrics import requests_table, summarise, write_requests
 from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim.state import REJECTED
@@ -44,8 +43,6 @@ def test_what_can_never_be_served_is_counted_with_the_reason():
     assert requests_table(run)["rejected"].to_pylist() == ["model window", None, "memory"]
     said = [line for line in warnings_of(summary) if "1 online and 1 offline requests were rejected" in line]
     assert said and "the shortest of them of 9,100 tokens" in said[0]
-    rows = dict(result_table({**summary, "params": {}}).rows)
-    assert rows["rejected requests"] == "1 online, 1 offline"
     assert "rejected" not in summarise(made()) and "rejected" not in requests_table(made()).column_names
 
 
