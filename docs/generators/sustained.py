@@ -80,21 +80,21 @@ def _load(cell: Mapping[str, Any]) -> str:
     window = f" {cell['window_s'] / 3600:g} h around its peak." if "window_s" in cell else ""
     return (f"online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
             f"workload's own), TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms; offline work as "
-            f"`{cell['offline']}`.{window}" + (f" Policies that know it have {params}." if params else ""))
+            f"`{cell['offline']}`.{window}" + (f" Policies with these parameters have {params}." if params else ""))
 
 
 def _legend(summary: Mapping[str, Any]) -> str:
     headline = summary["tpot_from"].replace("_", " ")
-    words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
-             f"total tokens a second over `{summary['baseline']}`'s.",
+    words = ["Each cell has the sustained offline requests per second, their 95 % interval, and (bold) offline "
+             f"total tokens per second over `{summary['baseline']}`'s.",
              f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
              "Both are medians of the resamples that their intervals are made of."]
     if any(not row["feasible"] for row in summary["results"]):
-        words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
-                     "ranked.")
+        words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work, so it "
+                     "is not ranked.")
     if any(row["tuned_as"] for row in summary["results"]):
-        words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; where no setting "
-                     "did better there, as shipped.")
+        words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; default "
+                     "parameters where no setting was better there.")
     return " ".join(words)
 
 
