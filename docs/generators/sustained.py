@@ -90,8 +90,8 @@ def _legend(summary: Mapping[str, Any]) -> str:
              f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
              "Both are medians of the resamples that their intervals are made of."]
     if any(not row["feasible"] for row in summary["results"]):
-        words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work, so it "
-                     "is not ranked.")
+        words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
+                     "ranked.")
     if any(row["tuned_as"] for row in summary["results"]):
         words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; default "
                      "parameters where no setting was better there.")

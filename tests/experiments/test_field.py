@@ -189,7 +189,7 @@ def test_the_page_says_what_it_shows(summary):
     assert "even without offline work: not ranked" in glance and "Tuned on seeds 101, 102" in glance
     assert "1,200 simulations of 14400 s (and warm-up and drain) on 3 seeds." in detail
     assert detail.rstrip().endswith("Note: the window is short.")
-    assert "Policies that know it have `prefix_caching=on`" in detail
+    assert "Policies with these parameters have `prefix_caching=on`" in detail
 
 
 @pytest.fixture
