@@ -63,7 +63,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     path = write_page(out / REPORT_FILE, TITLE, [
         Section("", plots=[*held.chart(), *_curve(found, list(played), out, options)]),
         Section("Held-out windows", [held.answer()], held.tables(), notes=held.notes),
-        searches_section(found), Section("How to make this again", commands=[command_line()])], lead)
+        searches_section(found), Section("How to reproduce this page", commands=[command_line()])], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "learned": learned, "searches": found, "reference": reference, "held_out": windows,
             "report": REPORT_FILE, "wall_s": {"search": search_s, "held_out": time.monotonic() - begun - search_s}}

@@ -105,7 +105,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     console().print(answer, highlight=False)
     played = base.on_kind(get_policy(policies[0]).mixed).describe()
     shown = {**({"played": said[0]} if said else {}), "scenario": played}
-    again = [Section("How to make this again", commands=[line])] if (line := command_line()) else []
+    again = [Section("How to reproduce this page", commands=[line])] if (line := command_line()) else []
     write_page(out / "plan.html", "How many chips", [
         Section("", tables=[table], plots=plots, notes=[f"{one}." for one in said[1:]]),
         Section("Conditions", tables=[conditions_table(shown)]), *again],

@@ -18,7 +18,7 @@ from ooco_gym.workload import Trace
 
 THRASH = 0.25  # evictions per finished offline request that count as thrashing
 STEADY_S = 3600.0  # a shorter window cannot show whether the backlog grows
-SEARCHED = "synthetic ones (offline=…) at the rate that is searched"
+SEARCHED = "synthetic requests (offline=…) at the searched rate"
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
@@ -29,31 +29,32 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
     if online["undecided"]:
-        lines.append(f"{online['undecided']:,} online requests were neither late nor finished when the run ended: they "
-                     f"are {percent(online['undecided'] / online['arrived'])} of those that arrived, and could still "
-                     "turn a verdict; a larger drain_s decides them.")
+        lines.append(f"{online['undecided']:,} online requests had neither violated their SLO nor finished when the "
+                     f"run ended: they are {percent(online['undecided'] / online['arrived'])} of all arrivals and "
+                     "could change the result; a larger drain_s decides them.")
     if online["own_slos"] and "classes" not in summary:
-        lines.append(f"{online['own_slos']:,} of {online['arrived']:,} online requests are held against an SLO of "
-                     "their own, not the cluster's.")
+        lines.append(f"{online['own_slos']:,} of {online['arrived']:,} online requests are measured against their own "
+                     "SLO instead of the cluster's.")
     if "deadlines" in offline:
         lines.append(f"{offline['deadlines']:,} of {offline['arrived']:,} offline requests have a deadline: "
                      f"{offline['deadline_misses']:,} missed it"
-                     + f", {offline['deadline_undecided']:,} could still" * bool(offline["deadline_undecided"]) + ".")
+                     + f", {offline['deadline_undecided']:,} may still miss "
+                       "it" * bool(offline["deadline_undecided"]) + ".")
     if rejected := summary.get("rejected"):
-        why = {MEMORY: "the memory of an instance even alone: take more chips", WINDOW: "the model's window"}
-        lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "
-                     f"prompt and output, the shortest of them of {rejected['shortest_tokens']:,} tokens, do not fit "
+        why = {MEMORY: "an empty instance's KV memory (use more chips)", WINDOW: "the model's context window"}
+        lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: their "
+                     f"prompt and output, {rejected['shortest_tokens']:,} tokens for the shortest, do not fit "
                      f"{' or '.join(why[one] for one in rejected['reasons'])}.")
     if unreached := summary.get("sessions", {}).get("turns_not_reached"):
-        lines.append(f"{unreached:,} turns of closed sessions never came: a turn before them was rejected, or had not "
-                     "finished when the run ended.")
+        lines.append(f"{unreached:,} turns of closed sessions never arrived: a turn before them was rejected, or had "
+                     "not finished when the run ended.")
     if offline["arrived"] + offline["finished"] and offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
     kept_up = offline["kept_up_share"]
     if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_ONE_RUN:
-        lines.append(f"the offline backlog grows: of what arrived in the second half, only "
-                     f"{percent(kept_up)} was completed in it.")
+        lines.append(f"the offline backlog grows: of the work that arrived in the second half, only {percent(kept_up)} "
+                     "was completed in it.")
     if offline["arrived"] == 0 and offline["finished"] == 0:
         lines.append(_nothing_offline(summary["scenario"]["offline"], offline))
     return lines
@@ -73,12 +74,12 @@ def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str
     """Returns a sentence on why no offline request is counted, and the remedy."""
     mode = load.get("mode") or "rate"
     if offline["left"]:
-        return (f"no offline request was finished in the window, and {offline['left']:,} were left at its end: play "
-                "longer (duration_s).")
+        return (f"no offline request was finished in the window, and {offline['left']:,} were unfinished at its end: "
+                "run longer (duration_s).")
     if mode != "rate" and offline["last_finish_s"] is not None:
-        return "all of the offline backlog was done before the window began; offline.jobs=… sets a larger one."
-    return (f"no offline work came in the window (offline.mode={mode}): offline.rate=1.0 asks for one request a "
-            "second, offline.mode=jobs with offline.jobs=1000 for so many from the start on.")
+        return "the whole offline backlog was completed before the window began; offline.jobs=… sets a larger one."
+    return (f"no offline work arrived in the window (offline.mode={mode}): offline.rate=1.0 adds one request a second, "
+            "and offline.mode=jobs with offline.jobs=1000 adds 1,000 at the start.")
 
 
 def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
@@ -95,7 +96,8 @@ def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
         others = waiting if clock.async_scheduling else []
         quoted = not others or len(others) < len(policies)
         line = clock_line([one for _, one in cluster.deployments(timing)], clock, quoted)
-        lines.append(line + f"; {joined(others)}: another engine, no run of which was held against this clock" * bool(
+        lines.append(line + f"; {joined(others)}: another engine, for which this latency model was not "
+                            "validated" * bool(
             others))
     print(*dict.fromkeys(lines), sep="\n")
 
@@ -113,8 +115,8 @@ def say_played(scenario: Scenario | ResolvedScenario, besides: str = "", seeds: 
     trace = known.draw(known.start_s, known.duration_s)
     line, notes = _words(known, known.promised(trace), besides), list(trace.notes)
     if seeds > 1 and known.rate_scale * known.workload.factor == 1.0 and not (_synthetic(known) or besides):
-        notes.append("every seed plays these same requests, so that intervals over seeds say nothing of other days: "
-                     "start_s plays other hours, and 'ooco-gym workload fit' makes a generator of such traffic")
+        notes.append("every seed runs these same requests, so intervals over seeds do not cover other days: start_s "
+                     "selects other hours, and 'ooco-gym workload fit' makes a generator of such traffic")
     print(line)
     show_notes([f"{note}." for note in notes])
     return [line, *notes]
@@ -129,7 +131,7 @@ def _words(known: ResolvedScenario, trace: Trace, besides: str) -> str:
     own = ["its own offline requests"] if online < len(trace) else []
     load = [*own, *_synthetic(known), *([besides] if besides else [])]
     rows = sum(file.rows for file in files)
-    return (f"{known.workload.name}: {rows:,} requests in {_span(last_s - first_s)}; played: {part} at scale "
+    return (f"{known.workload.name}: {rows:,} requests in {_span(last_s - first_s)}; simulated: {part} at scale "
             f"{known.rate_scale * known.workload.factor:g}, {online:,} online and {len(trace) - online:,} offline "
             "requests; offline load: "
             f"{' and '.join(load) or 'none, as no request is offline (offline.rate=… adds synthetic ones)'}")

@@ -23,7 +23,7 @@ from ooco_gym.workload import Trace, read_trace, write_trace
 
 ROWS, SPAN_S = 240, 1200.0
 OFFLINE = np.arange(ROWS) % 3 == 0
-FIRST = "requests in 20 min; played: all of it at scale 1, "
+FIRST = "requests in 20 min; simulated: all of it at scale 1, "
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_trace_begins_where_its_first_request_does() -> None:
 def test_a_window_that_is_said_is_played(capsys: Any) -> None:
     found = run("simulate", "policy=ooco", f"workload={written()}", "start_s=300", "duration_s=600", "warmup_s=120")
     assert found["online"]["arrived"] + found["offline"]["arrived"] == ROWS / 2
-    assert "played: 10 min from 300 s on at scale 1" in capsys.readouterr().out
+    assert "simulated: 10 min from 300 s on at scale 1" in capsys.readouterr().out
     assert requests_of(Scenario(workload="week.csv", start_s=300.0))[1] == (300.0, SPAN_S), "to its end"
 
 
@@ -160,7 +160,7 @@ def test_everything_names_the_file_and_no_other_workload(capsys: Any) -> None:
     assert main(["compare", "policies=[ooco,slack]", "workload.path=week.csv", "seeds=2", "workers=1", "out=cmp"]) == 0
     printed = capsys.readouterr().out
     assert "week.csv on pair_h100_8b, seeds 1, 2" in printed
-    assert "every seed plays these same requests" in printed
+    assert "every seed runs these same requests" in printed
     for text in (printed, Path("run/simulate.html").read_text(), Path("run/config.yaml").read_text()):
         assert "week.csv" in text and "chat service" not in text and "ooc on " not in text
     assert json.loads(Path("run/summary.json").read_text())["played"] in Path("run/simulate.html").read_text()
@@ -170,7 +170,7 @@ def test_capacity_takes_a_trace_as_it_is(capsys: Any) -> None:
     found = run("capacity", "policies=[ooco]", "baselines=[base_pd]", f"workload.path={written()}", "seeds=[1]",
                 "workers=1", "tpot_from=first_token", "search={first: 1, last: 1}", "tuning.policies={}")
     assert found["window_s"] == SPAN_S and found["peaks"][0]["factor"] == 1.0
-    assert "synthetic ones (offline=…) at the rate that is searched" in capsys.readouterr().out.splitlines()[0]
+    assert "synthetic requests (offline=…) at the searched rate" in capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.parametrize(("fields", "pools", "mixed"), [

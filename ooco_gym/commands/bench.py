@@ -53,19 +53,23 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("decode_iterations_per_s", 1e6, True, "1/s", "decode steps, 200 requests at a time that come and go"),
-    Metric("mixed_iterations_per_s", 3e5, True, "1/s", "mixed iterations, 64 seats always taken"),
-    Metric("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, the load's generation included"),
-    Metric("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, generation included"),
-    Metric("fleet_gb_a_million", 0.25, False, "GB", "memory that a million more requests take there"),
-    Metric("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, a quarter of an hour"),
-    Metric("large_fleet_ratio", 1.5, False, "", "that over the same on 64 instances"),
-    Metric("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make, three holds and a start"),
-    Metric("vector_decisions_per_s", 5e5, True, "1/s", "the same of 64 episodes through gym.make_vec, by one thread"),
-    Metric("learned_gating_per_s", 3e4, True, "1/s", "decisions of PrefillGate-v1 that train learns from, by clock"),
-    Metric("learned_eviction_per_s", 3e4, True, "1/s", "the same of Eviction-v1"),
-    Metric("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
-    Metric("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
+    Metric("decode_iterations_per_s", 1e6, True, "1/s", "decode steps with 200 concurrent requests that arrive and "
+                                                        "finish"),
+    Metric("mixed_iterations_per_s", 3e5, True, "1/s", "mixed iterations with all 64 running slots occupied"),
+    Metric("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, including load generation"),
+    Metric("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, including load "
+                                             "generation"),
+    Metric("fleet_gb_a_million", 0.25, False, "GB", "memory of a million more requests on 64 instances"),
+    Metric("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, in a 15-minute run"),
+    Metric("large_fleet_ratio", 1.5, False, "", "time of a request on 1,024 instances over that on 64"),
+    Metric("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make (three holds, then a start)"),
+    Metric("vector_decisions_per_s", 5e5, True, "1/s", "steps of 64 episodes of PrefillGate-v1 through gym.make_vec, "
+                                                       "one thread"),
+    Metric("learned_gating_per_s", 3e4, True, "1/s", "training decisions of PrefillGate-v1 per wall-clock second"),
+    Metric("learned_eviction_per_s", 3e4, True, "1/s", "training decisions of Eviction-v1 per wall-clock second"),
+    Metric("warm_start_s", 2.0, False, "s", "time from process start to the first simulated event"),
+    Metric("cold_compile_s", 60.0, False, "s", "time from process start to the first simulated event, nothing compiled "
+                                               "before"),
 )
 
 

@@ -36,8 +36,8 @@ def main(cfg: Any) -> dict[str, Any]:
     begun = time.monotonic()
     functions = compile_all(workers)
     wall_s = time.monotonic() - begun
-    print(f"compiled {functions} functions in {wall_s:.0f} s; they are kept for later starts" if functions else
-          "all is compiled: nothing was left to do")
+    print(f"compiled {functions} functions in {wall_s:.0f} s; later starts reuse them" if functions else
+          "everything is already compiled")
     return {"functions": functions, "modules": len(modules()), "wall_s": wall_s}
 
 

@@ -50,7 +50,7 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
                                 for key, value in item.items() if value not in (None, {})}.items())])
     else:
         _catalogue(found).show(unbroken=4)
-        print(f"here: in '{data_folder()}'; ooco-gym data list NAME shows address, digest and what to know")
+        print(f"here: in '{data_folder()}'; ooco-gym data list NAME shows its address, digest and notes")
     return {"folder": data_folder(), "datasets": found}
 
 
@@ -68,7 +68,7 @@ def _fetch(values: dict[str, Any]) -> dict[str, Any]:
     size_bytes, verified = path.stat().st_size, dataset.sha256 is not None
     print(f"{path}: {size_bytes:,} bytes{'' if received else ', there already'}; "
           f"{'as expected' if verified else 'not verified, its publisher gives no digest'}; SHA-256 {sha256}")
-    print(f"licence: {dataset.licence}; ooco-gym data describe {dataset.name} shows what it looks like")
+    print(f"licence: {dataset.licence}; ooco-gym data describe {dataset.name} shows its statistics")
     return {"path": path, "size_bytes": size_bytes, "sha256": sha256, "verified": verified, "received": received,
             "address": address, "licence": dataset.licence}
 
@@ -84,7 +84,7 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
     to = Path(values["to"] or Path(values["out"]) / f"{path.name.split('.')[0]}.parquet").expanduser().absolute()
     check_ending(to)
     if to.resolve() == path.expanduser().resolve():
-        raise UserError(f"to={values['to']} is the file that is read; give another name, or leave to= out")
+        raise UserError(f"to={values['to']} is the input file; give another name, or leave out to=")
     trace, read = _read(values)
     write_trace(trace, to)
     for note in trace.notes:
@@ -108,11 +108,11 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
             ("classes", ", ".join(f"{name} {100 * share:.4g} %" for name, share in shares.items())) if shares else
             ("online", f"{100 * figures['online_share']:.4g} %")]
     rows += [(label, f"{figures[key]:,.4g}") for key, label in (
-        ("sessions", "sessions"), ("sharing_ratio", "share of prompt tokens seen before"),
+        ("sessions", "sessions"), ("sharing_ratio", "share of prompt tokens that recur from earlier prompts"),
         ("length_rank_correlation", "rank correlation of lengths")) if figures.get(key) is not None]
     tables = [facts(figures["name"], [*rows, *(("note", note) for note in figures["notes"])])]
     windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
-    tables.append(Table("", ("window", "index of dispersion", "peak over mean"), [
+    tables.append(Table("", ("window", "index of dispersion", "peak-to-mean ratio"), [
         (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(window), 4))
         for window in windows], align="l"))
     prompt, output = figures["prompt_tokens"], figures["output_tokens"]
@@ -136,4 +136,4 @@ def _catalogue(found: Mapping[str, Mapping[str, Any]]) -> Table:
         Column("dataset", "name", align="l"), Column("requests", "rows", ","),
         Column("MB", lambda item: as_text(item["size_bytes"] and item["size_bytes"] / 1e6, ".1f")),
         Column("here", lambda item: "yes" if item["here"] else "", align="l"),
-        Column("what it is", "description", align="l")], list(found.values()))
+        Column("description", "description", align="l")], list(found.values()))

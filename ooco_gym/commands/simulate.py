@@ -64,6 +64,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def cost_words(cost: Mapping[str, Any]) -> str:
     """Returns the cost of a run's chips, in words."""
-    of_all = f", all of them {number(cost['of_all'])}" if "of_all" in cost else ""
+    of_all = f", all requests {number(cost['of_all'])}" if "of_all" in cost else ""
     money = f" and cost {number(cost['per_million_tokens'])}{of_all}" if "per_hour" in cost else ""
     return f"a million tokens take {number(cost['chip_hours_per_million_tokens'])} chip-hours{money}"

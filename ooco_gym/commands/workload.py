@@ -67,7 +67,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     trace, _ = read_described(path, dataset, **{key: values[key] for key in HOW})
     name = str(values["name"] or f"{dataset.name if dataset else trace.name}_fit")
     if name in list_workloads():
-        raise UserError(f"name={name} is an embedded workload's; expected another one, such as name={name}_fit")
+        raise UserError(f"name={name} is taken by an embedded workload; expected another name, such as name={name}_fit")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     origin = f"{dataset.publisher} ({dataset.name}), " if dataset else ""
@@ -75,7 +75,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         fitted = fit(trace, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
                      seed=int(values["seed"]), tell=lambda text: status.update(f"fitting: {text}"))
     if dataset:
-        fitted.spec["licence"] = f"{dataset.licence}; figures only"
+        fitted.spec["licence"] = f"{dataset.licence}; statistics only"
     to = Path(values["to"] or Path(values["out"]) / f"{name}.yaml").expanduser().absolute()
     if to.suffix not in (".yaml", ".yml"):
         raise UserError(f"to={values['to']}: a workload is a YAML file; expected an ending .yaml")
@@ -125,7 +125,7 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
         trace = workload.draw(start_s=start_s, duration_s=duration_s, seed=int(values["seed"]), rate_scale=factor)
         if len(trace) == 0:
             raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {start_s:g} s")
-        notes = (f"drawn at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
+        notes = (f"plotted at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
         trace = replace(trace, name=source, notes=notes)
     figures = describe(trace, read)
     show_tables(describe_tables(figures))
@@ -133,7 +133,7 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
     for note in origin:
         print(note)
     page = write_page(trace, source, Path(values["out"]) / "workload.html", origin)
-    print(f"drawn: '{page}'")
+    print(f"plotted: '{page}'")
     return {**figures, "page": page}
 
 

@@ -75,10 +75,10 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
     """
     arrays = [_grid(one) for one in (values, *others)]
     if len({array.shape[1] for array in arrays}) > 1:
-        raise ValueError(f"figures of the same windows are needed, got shapes {[array.shape for array in arrays]}")
+        raise ValueError(f"metrics of the same windows are needed, got shapes {[array.shape for array in arrays]}")
     weights = (1.0,) * min(1, len(others)) if weights is None else weights
     if len(weights) != len(others):
-        raise ValueError(f"figures of {len(others)} others need a weight each, got {list(weights)}")
+        raise ValueError(f"metrics of {len(others)} others need one weight each, got {list(weights)}")
     value = float(statistic(*arrays))
     if not all(np.isfinite(array).all() for array in arrays) or all(array.size == 1 for array in arrays):
         return Estimate(value, math.nan, math.nan)
@@ -115,5 +115,5 @@ def _grid(values: Any) -> np.ndarray:
     figures = np.asarray(values, float)
     figures = figures[None, :] if figures.ndim == 1 else figures
     if figures.ndim != 2 or figures.size == 0:
-        raise ValueError(f"figures of shape (runs, windows) are needed, got {figures.shape}")
+        raise ValueError(f"metrics of shape (runs, windows) are needed, got {figures.shape}")
     return figures

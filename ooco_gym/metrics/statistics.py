@@ -28,7 +28,7 @@ def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> t
     """
     left, right = np.asarray(a, float), np.asarray(b, float)
     if left.shape != right.shape:
-        raise ValueError(f"paired figures need one shape, got {left.shape} and {right.shape}")
+        raise ValueError(f"paired metrics need one shape, got {left.shape} and {right.shape}")
     return interval(left - right, n_boot, seed)
 
 
@@ -44,7 +44,7 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
     """
     figures = np.asarray(values, float)
     if figures.size == 0 or figures.ndim != 1:
-        raise ValueError(f"an interval needs figures of shape (seeds,), got {figures.shape}")
+        raise ValueError(f"an interval needs metrics of shape (seeds,), got {figures.shape}")
     mean = float(figures.mean())
     if figures.size == 1 or not np.isfinite(figures).all():
         return mean, math.nan, math.nan
@@ -80,7 +80,7 @@ def interval_words(seeds: int) -> str:
     if seeds < 2:
         return f"One seed gives no interval; at least {ADVISED_SEEDS} seeds are advised."
     text = f"95 % intervals: bootstrap over {seeds} seeds, widened to match Student's t"
-    return f"{text}; so few seeds say little, at least {ADVISED_SEEDS} are advised." if seeds < ADVISED_SEEDS else \
+    return f"{text}; at least {ADVISED_SEEDS} seeds are advised." if seeds < ADVISED_SEEDS else \
         f"{text}."
 
 

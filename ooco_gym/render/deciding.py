@@ -33,12 +33,12 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
     said = _slo_words(known)
     last_s = max((file.last_s for file in known.workload.files), default=1.0)
     if known.batch and last_s == 0.0:
-        said.append("all requests are there at the beginning")
+        said.append("all requests arrive at the start")
     else:
         said.append(f"{known.duration_s / 60:,.3g} min of arrivals from {known.start_s:,.0f} s on")
     if price is not None:
-        said.append(f"a chip's hour costs {number(price)}")
-    return f"On {counted} with {model}; {'; '.join(said)}."
+        said.append(f"one chip-hour costs {number(price)}")
+    return f"Cluster: {counted} with {model}; {'; '.join(said)}."
 
 
 def _slo_words(known: ResolvedScenario) -> list[str]:
@@ -63,7 +63,7 @@ def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
         return ""
     low, high = (f"{number(paid)} (`{name}`)" for paid, name in (each[0], each[-1]))
     tokens = f"{low} to {high}" if number(each[0][0]) != number(each[-1][0]) else number(each[0][0])
-    return f" The cluster costs {number(costs[each[0][1]]['per_hour'])} an hour, a million tokens {tokens}."
+    return f" The cluster costs {number(costs[each[0][1]]['per_hour'])} an hour; a million tokens cost {tokens}."
 
 
 def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
@@ -101,7 +101,7 @@ def depths(run: Run) -> list[Plot]:
     shown = [curve(name, x, values, colour) for colour, (name, values) in enumerate(counts.items()) if values.any()]
     share = [curve(f"instance {index}", x, 100 * values, index)
              for index, values in enumerate(run.samples["kv_share"][inside].T[:8])]
-    return [plot("Requests that wait and run", shown, axis), plot("KV memory in use (%)", share, axis,
+    return [plot("Waiting and running requests", shown, axis), plot("KV memory in use (%)", share, axis,
                                                                   yaxis_range=[0, 100])] if len(x) else []
 
 
@@ -113,15 +113,15 @@ def saved(rows: Sequence[Mapping[str, Any]], chip: str) -> str:
     """
     short, rows = rows[0], [row for row in rows if row["holds"]]
     if not rows:
-        return f"{short['chips']} {chip} are too few for what is promised."
+        return f"{short['chips']} {chip} are too few for the SLOs or deadlines."
     best, most = (pick(rows, key=lambda row: row["chips"]) for pick in (min, max))
     if len(rows) == 1:
-        return f"`{best['policy']}` takes {best['chips']} {chip}{_hourly(best)}."
+        return f"`{best['policy']}` needs {best['chips']} {chip}{_hourly(best)}."
     if best["chips"] == most["chips"]:
-        return f"All take {best['chips']} {chip}{_hourly(best)}."
+        return f"All policies need {best['chips']} {chip}{_hourly(best)}."
     price = None if best["cost_per_hour"] is None else most["cost_per_hour"] - best["cost_per_hour"]
     less = "" if price is None else f", {number(price)} an hour less"
-    return f"`{best['policy']}` takes {best['chips']} {chip} instead of {most['chips']} (`{most['policy']}`){less}."
+    return f"`{best['policy']}` needs {best['chips']} {chip} instead of {most['chips']} (`{most['policy']}`){less}."
 
 
 def _hourly(row: Mapping[str, Any]) -> str:

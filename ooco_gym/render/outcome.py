@@ -46,22 +46,23 @@ COMPUTED = "offline.computed_tokens_per_s"  # in the window, for finished and un
 LEVEL = 0.01  # relative to the most work done; smaller differences count as ties
 # Title and unit of metrics with their own title.
 TITLES = {
-    LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"),
-    COMPUTED: ("offline computed", "tokens/s"), "online.worst_10min_violation_rate": ("late, worst 10 minutes", "%"),
+    LATE: ("SLO violations", "%"), SERVED: ("offline output", "tokens/s"),
+    COMPUTED: ("offline computed", "tokens/s"),
+    "online.worst_10min_violation_rate": ("SLO violations, worst 10 minutes", "%"),
     "online.ttft_p50_s": ("TTFT P50", "s"), "online.ttft_p99_s": ("TTFT P99", "s"),
     "online.tpot_p50_s": ("TPOT P50", "ms"), "online.tpot_p99_s": ("TPOT P99", "ms"),
     "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
-    MAKESPAN: ("all done after", "s"), BATCH_TOKENS: ("total until then", "tokens/s"),
-    LEFT: ("left at the end", "requests"), DUE: ("past their deadline", "requests"),
-    "cost.goodput_per_s": ("online requests in time", "1/s"),
+    MAKESPAN: ("makespan", "s"), BATCH_TOKENS: ("total throughput", "tokens/s"),
+    LEFT: ("unfinished at the end", "requests"), DUE: ("missed deadlines", "requests"),
+    "cost.goodput_per_s": ("online goodput", "1/s"),
     "cost.chip_hours_per_million_tokens": ("chip-hours per million tokens", ""),
     "cost.per_million_tokens": ("cost per million tokens", ""),
     "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
-    "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
-    "kv_offloading.hit_rate": ("found in host memory alone", "%"),
-    "utilization.compute_share": ("of the chips' peak computed", "%"),
+    "offline.wasted_tokens_per_s": ("recomputed", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
+    "kv_offloading.hit_rate": ("hits in host memory only", "%"),
+    "utilization.compute_share": ("compute utilization", "%"),
     "utilization.kv_mean_share": ("KV memory in use", "%"),
-    "utilization.busy_share": ("time in which anything runs", "%"),
+    "utilization.busy_share": ("busy time", "%"),
     "sustained.rate": ("sustained offline load", "requests/s"),
     "sustained.total_tokens_per_s": ("offline total", "tokens/s"),
 }
@@ -208,10 +209,11 @@ class Outcome:
             cells += [column[key] for column in self.more.values()]
             body.append((*key[:names], *cells, *([_ranked(one)] if ranks else [])))
         words = "" if not ranks else (
-            "Late is what violates its SLO, rejected requests and what was unfinished past it included. Ranked is who "
-            f"has at most {percent(self.budget, 0)} late, by its interval. ")
+            "SLO violations include rejected requests and requests unfinished past their SLO. A policy is ranked if "
+            f"its interval's upper limit is at most {percent(self.budget, 0)}. ")
         if any(row.get("censored") for row in self.rows):
-            words += "Times are of all that arrived; > marks where some had not come to that when the run ended. "
+            words += ("Latencies cover all arrived requests; > marks a lower bound, because some had not reached that "
+                      "point when the run ended. ")
         tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *(["ranked"] if ranks else [])),
                         body, f"{words}{self.intervals}".rstrip(), "")]
         apart = []
@@ -221,28 +223,28 @@ class Outcome:
         if apart:
             shown_apart = any(not missing(row.get("difference_low")) for one in found.values() for row in one.values())
             tables.append(Table(f"Difference to {self.baseline}", (*head, *map(heading, metrics)), apart,
-                                "Paired, on the same requests; of percentages in points."
-                                + " Where an interval holds 0, no difference is shown." * shown_apart, ""))
+                                "Paired differences on the same requests; percentages differ in points."
+                                + " An interval that contains 0 shows no difference." * shown_apart, ""))
         return tables
 
     def answer(self) -> str:
         """Returns a sentence on the policy that serves most within the SLOs."""
-        found, promise = self.found, f"the promise (at most {100 * self.budget:g} % late)"
+        found, promise = self.found, f"the SLOs (at most {100 * self.budget:g} % violations)"
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
             return self.sentence or self._done() or (
-                "No online request arrived in the window, on some seed at least: nothing is ranked.")
+                "No online request arrived in the window of at least one seed, so no policy is ranked.")
         kept = [key for key, one in late.items() if one["feasible"]]
         undecided = [key for key, one in late.items() if one["feasible"] is None]
-        more = (f" Whether {_names(undecided)} would is open: too many online requests were neither late nor finished "
-                "when the run ended; a larger drain_s decides it.") if undecided else ""
+        more = (f" It is undecided whether {_names(undecided)} would: too many online requests had neither violated "
+                "their SLO nor finished when the run ended; a larger drain_s decides it.") if undecided else ""
         if not kept and undecided:
-            return f"None is known to keep {promise}.{more}"
+            return f"No policy is known to meet {promise}.{more}"
         if not kept:
             best = min(late, key=lambda key: late[key]["mean"])
             if len(late) == 1:
-                return f"`{best[0]}` does not keep {promise}: {_late_words(late[best])}."
-            return f"None keeps {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
+                return f"`{best[0]}` does not meet {promise}: {_late_words(late[best])}."
+            return f"No policy meets {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
         return f"{self._ahead(kept, promise)}{self._ahead_computed(kept)}{more}"
 
     @property
@@ -260,13 +262,13 @@ class Outcome:
             said.append(self._ends(ends))
         left = {key: one[LEFT]["mean"] for key, one in self.found.items() if key not in ends}
         if left:
-            said.append(f"Offline requests were unfinished when the run ended: {self._each(left)}; without "
-                        "duration_s, or with a larger drain_s, it plays on.")
+            said.append(f"Offline requests were unfinished when the run ended: {self._each(left)}; leave out "
+                        "duration_s or raise drain_s to run longer.")
         late = {key: one[DUE]["mean"] for key, one in self.found.items() if not missing(one[DUE]["mean"])}
         if any(late.values()):
-            said.append(f"Deadlines are missed: {self._each(late)}.")
+            said.append(f"Missed deadlines: {self._each(late)}.")
         elif late:
-            said.append("All deadlines are kept.")
+            said.append("All deadlines are met.")
         return " ".join(said)
 
     @staticmethod
@@ -277,7 +279,7 @@ class Outcome:
     def _ends(self, ends: Mapping[Key, float]) -> str:
         """Returns a sentence on the first and the last policy to finish."""
         best, last = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
-        begin = f"`{best[0]}` is done with all offline requests after {duration(ends[best])}"
+        begin = f"`{best[0]}` completes all offline requests in {duration(ends[best])}"
         text = f"{begin}, at {self._amount(best, BATCH_TOKENS).partition(' of ')[0]} (prompt and output)"
         if ends[last] - ends[best] > LEVEL * ends[best]:
             return f"{text}; `{last[0]}` takes longest, {duration(ends[last])}."
@@ -290,14 +292,14 @@ class Outcome:
         late, amount = _late_words(found[best][LATE]), self._amount(best, self.served)
         if len(kept) == 1:
             completes = f" and completes {amount}" if found[best][self.served]["mean"] > 0 else ""
-            return f"`{best[0]}` ({late}) keeps {promise}{completes}."
-        begin = f"{_names(kept)} keep {promise}"
+            return f"`{best[0]}` ({late}) meets {promise}{completes}."
+        begin = f"{_names(kept)} meet {promise}"
         if not found[best][self.served]["mean"] > 0:
-            return f"{begin}; none completes any offline work, so this load does not tell them apart."
+            return f"{begin}; none completes any offline work, so this load does not distinguish them."
         if len(level) == len(kept):
-            return f"{begin} and complete as much, {amount}: this load does not tell them apart."
+            return f"{begin} and complete equally much, {amount}: this load does not distinguish them."
         if len(level) > 1:
-            return f"{begin}; {_names(level)} complete most, level ({amount})."
+            return f"{begin}; {_names(level)} complete most and are tied ({amount})."
         return f"{begin}; `{best[0]}` ({late}) completes most, {amount}."
 
     def _ahead_computed(self, kept: Sequence[Key]) -> str:
@@ -308,7 +310,7 @@ class Outcome:
         best, level = self._most(kept, COMPUTED)
         if set(level) & set(self._most(kept, self.served)[1]):
             return ""
-        return (f" By what was computed in the window, finished or not, `{best[0]}` is ahead "
+        return (f" By tokens computed in the window, unfinished requests included, `{best[0]}` is ahead "
                 f"({self._amount(best, COMPUTED)}).")
 
     def _amount(self, key: Key, metric: str) -> str:
@@ -341,7 +343,8 @@ class Outcome:
             traces.append(curve(key[0], late[:1], served[:1], colour, "markers", cliponaxis=False,
                                 error_x=errors(*([value] for value in late)),
                                 error_y=errors(*([value] for value in served))))
-        return [plot("Served against late; dashed: what is allowed", traces, f"{heading(LATE)}, ≤ 0.01 at the edge",
+        return [plot("Offline throughput over SLO violations; dashed: "
+                     "limit", traces, f"{heading(LATE)}, ≤ 0.01 at the edge",
                      heading(self.served), "x", xaxis_range=[-2, 2])]
 
     def show(self) -> None:
@@ -379,16 +382,16 @@ def _cell(row: Row, metric: str, key: str = "mean") -> str:
 
 
 def _late_words(row: Row) -> str:
-    high = "" if missing(row["ci_high"]) else f", {shown(LATE, row, 'ci_high')} % by its interval"
-    return f"{shown(LATE, row)} % late{high}"
+    high = "" if missing(row["ci_high"]) else f", {shown(LATE, row, 'ci_high')} % at its upper limit"
+    return f"{shown(LATE, row)} % violations{high}"
 
 
 def _ranked(one: Mapping[str, Row]) -> str:
     if one[LATE]["feasible"]:
         return str(one[LATE].get("rank") or "yes")
     if one[LATE]["feasible"] is None:
-        return "not decided"
-    return "no: no online request" if missing(one[LATE]["mean"]) else "no: too late"
+        return "undecided"
+    return "no: no online request" if missing(one[LATE]["mean"]) else "no: too many violations"
 
 
 def _names(keys: Sequence[Key]) -> str:

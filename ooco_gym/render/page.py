@@ -100,7 +100,7 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, m
     if conditions is not None:
         parts.append(Section("Conditions", tables=[conditions]))
     if line := command_line():
-        parts.append(Section("How to make this again", commands=[line]))
+        parts.append(Section("How to reproduce this page", commands=[line]))
     return write_page(path, outcomes[0].title, parts, f"{outcomes[0].answer()}\n{lead}".rstrip())
 
 
@@ -120,8 +120,8 @@ def class_table(summary: Row) -> Table | None:
         cells = [at_least(write(one.get(key)), key in bounds) for _, key, write in CLASS_FIGURES]
         rows.append((name, promise_of(one), *cells))
     return Table("Classes of requests", ("class", "promise", *(head for head, *_ in CLASS_FIGURES)), rows, (
-        "Violations of offline classes are requests that missed their deadline, of those for which that is decided; "
-        "tokens are those of requests completed in the window.")) if rows else None
+        "For offline classes, violations are missed deadlines among the decided requests. Tokens are those of requests "
+        "completed in the window.")) if rows else None
 
 
 def promise_of(one: Mapping[str, Any]) -> str:
@@ -154,7 +154,7 @@ def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
     for title, key, factor, of, limits in (
             (f"TTFT P99 by arrival (s){dashed}", "ttft_s", 1.0, 0.99, {slo["ttft_s"] for slo in slos}),
             (f"TPOT P99 by arrival (ms){dashed}", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
-            ("late online requests by arrival (%); dashed: what is allowed", "late", 100.0, None, {budget})):
+            ("SLO violations by arrival (%); dashed: limit", "late", 100.0, None, {budget})):
         quality = online_quality(run, key)
         values = []
         for place in range(len(middles)):

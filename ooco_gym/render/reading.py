@@ -86,7 +86,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
         ratios, limits, rows = {}, {}, []
         for row in mine:
             key = (str(row["tuned_as"] or row["policy"]), row["cluster"])
-            ratios[key] = with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, "none holds")
+            ratios[key] = with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, "undefined")
             limits[key] = row["limited_by"]
             figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]),
                        TOKENS: (row["total_tokens_per_s"], None, None),
@@ -105,9 +105,10 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
                  and alike[0].startswith(f"{peak['workload']} on ")]
         found.append(Outcome(
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
-            f"Sustained is the load up to which at most {percent(limit, 0)} of the online requests are late and the "
-            "backlog does not grow: the median over resamples of the seeds. Late requests and tokens recomputed are at "
-            f"the highest load simulated that held. {interval_words(mine[0]['n_seeds'])}",
+            f"The sustained load is the highest at which at most {percent(limit, 0)} of the online requests violate "
+            "their SLOs and the backlog does not grow: the median over resamples of the seeds. SLO violations and "
+            "recomputed tokens are those at the highest simulated load within these limits. "
+            f"{interval_words(mine[0]['n_seeds'])}",
             {f"total tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
             [*loads[:1], *summary["notes"]], _curves(mine, limit)))
     return found
@@ -117,31 +118,31 @@ def _most(rows: Sequence[Row]) -> str:
     """Returns a sentence on the policy that sustains most, and on the one that computes most if it is another."""
     best = max(rows, key=lambda row: row["total_tokens_per_s"])
     if not best["rate"] > 0:
-        return "None sustains any offline load: even without it " + (
+        return "No policy sustains any offline load: even without it " + (
             "the backlog of the workload's own offline requests grows (offline.own=false leaves them out)." if all(
-                row["limited_by"] == "backlog" for row in rows) else "too many online requests are late.")
+                row["limited_by"] == "backlog" for row in rows) else "too many online requests violate their SLOs.")
     level = [row for row in rows if row["total_tokens_per_s"] >= (1 - LEVEL) * best["total_tokens_per_s"]]
     amount = f"{number(best['rate'])} offline requests/s ({number(best['total_tokens_per_s'])} total tokens/s)"
     names = [f"`{row['tuned_as'] or row['policy']}`" for row in level]
     if len(level) == len(rows) > 1:
-        text = f"{joined(names)} sustain as much, {amount}: this load does not tell them apart."
+        text = f"{joined(names)} sustain equally much, {amount}: this load does not distinguish them."
     else:
         text = f"{joined(names)} sustain{'s' * (len(level) == 1)} most: {amount}."
     computed = [row["offline_computed_tokens_per_s"]["mean"] or 0.0 for row in rows]
     ahead = rows[computed.index(max(computed))]
     if ahead in level or computed[rows.index(best)] >= (1 - LEVEL) * max(computed):
         return text
-    return (f"{text} By what was computed in the window, finished or not, `{ahead['tuned_as'] or ahead['policy']}` is "
-            f"ahead ({number(max(computed))} tokens/s).")
+    return (f"{text} By tokens computed in the window, unfinished requests included, "
+            f"`{ahead['tuned_as'] or ahead['policy']}` is ahead ({number(max(computed))} tokens/s).")
 
 
 def load_words(peak: Row) -> str:
     """Returns a sentence on the online load of a measurement."""
     begin = f"TPOT from {peak['tpot_from'].replace('_', ' ')}"
     if peak["floor"] is None:
-        return f"{begin}: load {peak['factor']:.4g} of the workload's own rate, as given."
-    return (f"{begin}: peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests "
-            f"a second in the day's mean): {percent(peak['violation_rate'])} are late without offline work, "
+        return f"{begin}: load factor {peak['factor']:.4g} on the workload's own rate, as given."
+    return (f"{begin}: peak factor {peak['factor']:.4g} on the workload's own rate ({peak['rate_per_s']:.3g} requests "
+            f"a second in the day's mean): {percent(peak['violation_rate'])} violate their SLOs without offline work, "
             f"{percent(peak['floor'])} alone on an idle cluster.")
 
 
@@ -156,6 +157,6 @@ def _curves(rows: Sequence[Row], limit: float) -> list[Plot]:
         served.append(curve("", [row["rate"]], [row["total_tokens_per_s"]], colour, "markers"))
     most = max(rate for one in served for rate in one["x"])
     allowed, offered = curve("", [0.0, most], [100 * limit] * 2, -1, "dashes"), "offline requests/s offered"
-    return [plot(f"{heading(LATE)}; dashed: what is allowed", [allowed, *late], offered,
+    return [plot(f"{heading(LATE)}; dashed: limit", [allowed, *late], offered,
                  yaxis_range=[0.0, 400 * limit]),
             plot("offline total tokens/s; dot: sustained", served, offered)]

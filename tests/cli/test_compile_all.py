@@ -77,4 +77,4 @@ def test_it_finds_every_module_that_has_compiled_functions() -> None:
 def test_it_counts_what_is_not_on_disk_yet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command, "modules", lambda: ["json", "ooco_gym.errors"])
     assert command.main({"workers": 1})["functions"] == 0
-    assert "nothing was left to do" in capsys.readouterr().out
+    assert "everything is already compiled" in capsys.readouterr().out

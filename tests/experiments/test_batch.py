@@ -34,7 +34,7 @@ def test_simulate_plays_it_to_its_end_and_says_when_that_is(capsys: pytest.Captu
     assert cost["chips"] == 2 and cost["of_all"] == pytest.approx(2 * 3 * batch["makespan_s"] / 3600)
     assert cost["per_million_tokens"] == pytest.approx(1e6 * cost["of_all"] / (ROWS * (PROMPT + OUTPUT)))
     printed = capsys.readouterr().out
-    assert "is done with all offline requests after" in printed and "all done after" in printed
+    assert "completes all offline requests in" in printed and "makespan" in printed
     assert "nothing to rank" not in printed and "TPOT from" not in printed and "no online" not in printed
 
 
@@ -52,7 +52,7 @@ def test_compare_says_who_is_done_first(capsys: pytest.CaptureFixture[str]) -> N
     means = {row["policy"]: row["mean"] for row in found["results"] if row["metric"] == "batch.makespan_s"}
     assert means["deadline"] < means["vllm_priority:max_num_seqs=8"]
     printed = capsys.readouterr().out
-    assert "`deadline` is done with all offline requests after" in printed and "takes longest" in printed
+    assert "`deadline` completes all offline requests in" in printed and "takes longest" in printed
     assert "ranked" not in printed and "TTFT P99" not in printed
 
 
@@ -89,12 +89,12 @@ def test_missed_deadlines_stand_in_the_answer(capsys: pytest.CaptureFixture[str]
     ends = [row["mean"] for row in run("compare", *words)["results"] if row["metric"] == "batch.makespan_s"]
     assert "eadlines" not in capsys.readouterr().out
     run("compare", *words, f"classes={{offline: {{deadline_s: {2 * max(ends)}}}}}")
-    assert "All deadlines are kept." in capsys.readouterr().out
+    assert "All deadlines are met." in capsys.readouterr().out
     found = run("compare", *words, f"classes={{offline: {{deadline_s: {0.5 * min(ends)}}}}}")
     late = {row["policy"]: row["mean"] for row in found["results"] if row["metric"] == "batch.late"}
     assert all(0 < one <= ROWS for one in late.values())
     said = ", ".join(f"{count:.0f} with `{name}`" for name, count in late.items())
-    assert f"Deadlines are missed: {said}." in " ".join(capsys.readouterr().out.split())
+    assert f"Missed deadlines: {said}." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("command", [("simulate", "policy=deadline"), (
@@ -105,7 +105,7 @@ def test_a_window_of_a_batch_says_what_is_left(command: tuple[str, ...], capsys:
     assert 0 < left <= ROWS
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Offline requests were unfinished when the run ended: {left} with `deadline`" in printed
-    assert "nothing is ranked" not in printed and "TTFT" not in printed.split("docs/validity.md")[1]
+    assert "no policy is ranked" not in printed and "TTFT" not in printed.split("docs/validity.md")[1]
 
 
 def test_too_few_instances_say_what_is_broken_and_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:

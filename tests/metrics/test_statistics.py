@@ -66,7 +66,7 @@ def test_a_violation_rate_is_within_the_budget_by_its_upper_limit():
 
 def test_a_footnote_says_which_interval_it_is_and_advises_more_seeds():
     few, enough = interval_words(3), interval_words(5)
-    assert "bootstrap over 3 seeds, widened to match Student's t" in few and "at least 5 are advised" in few
+    assert "bootstrap over 3 seeds, widened to match Student's t" in few and "at least 5 seeds are advised" in few
     assert "5 seeds" in enough and "advised" not in enough
     assert "no interval" in interval_words(1) and "advised" in interval_words(1)
 

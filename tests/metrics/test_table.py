@@ -42,7 +42,7 @@ def test_what_can_never_be_served_is_counted_with_the_reason():
                                    "shortest_tokens": 9100}
     assert requests_table(run)["rejected"].to_pylist() == ["model window", None, "memory"]
     said = [line for line in warnings_of(summary) if "1 online and 1 offline requests were rejected" in line]
-    assert said and "the shortest of them of 9,100 tokens" in said[0]
+    assert said and "9,100 tokens for the shortest" in said[0]
     assert "rejected" not in summarise(made()) and "rejected" not in requests_table(made()).column_names
 
 

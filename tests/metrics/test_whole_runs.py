@@ -66,7 +66,7 @@ def test_an_overload_that_outlasts_the_drain_is_shown_as_one(trace):
     assert strict["online"]["tpot_attainment"] <= strict["online"]["finished"] / 400
     assert strict["online"]["undecided"] == 0 and lax["online"]["undecided"] == 400 - lax["online"]["finished"]
     assert lax["online"]["ttft_attainment"] == pytest.approx(1 - lax["online"]["unserved"] / 400)
-    assert any("neither late nor finished" in line for line in warnings_of(lax))
+    assert any("neither violated their SLO nor finished" in line for line in warnings_of(lax))
     rows = compare({"a": [lax], "b": [strict]}, ["online.ttft_p99_s"], "a", 0.03)
     assert [row["feasible"] for row in rows] == [None, False] and all(row["censored"] for row in rows)
     assert rows[1]["difference"] is None
@@ -143,4 +143,4 @@ def test_deadlines_and_slos_of_single_requests_are_said_without_a_class(trace):
     assert (offline["deadlines"], offline["deadline_misses"], offline["deadline_undecided"]) == (2, 1, 0)
     assert offline["violation_rate"] == 0.5 and summary["online"]["own_slos"] == 1
     assert any("2 of 3 offline requests have a deadline: 1 missed" in line for line in warnings_of(summary))
-    assert any("1 of 2 online requests are held against an SLO of their own" in line for line in warnings_of(summary))
+    assert any("1 of 2 online requests are measured against their own SLO" in line for line in warnings_of(summary))

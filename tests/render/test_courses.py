@@ -39,7 +39,7 @@ def test_latency_is_that_of_the_requests():
     assert shown["x"][0] == 0.5 and len(shown["x"]) == 5 and limits == [2.0]
     assert shown["y"][0] == pytest.approx(np.quantile(quality["ttft_s"][first], 0.99))
     assert plotted(outcome, "TPOT P99")[0] == [50.0]
-    limits, shown = plotted(outcome, "late online requests")
+    limits, shown = plotted(outcome, "SLO violations")
     assert shown["y"][0] == pytest.approx(100 * quality["late"][first].mean()) and limits == [3.0]
 
 

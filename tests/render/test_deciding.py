@@ -31,20 +31,21 @@ def test_compare_has_conditions_cost_and_percentiles() -> None:
     assert main(["compare", "policies=[vllm_priority,deadline]", "workload.path=log.csv", "seeds=1", "workers=1",
                  "price_per_chip_hour=3", CLASSES, "out=C"]) == 0
     page = Path("C/compare.html").read_text()
-    assert "On 2 h100 with llama_3_1_8b; chat: TTFT 1 s, TPOT 40 ms; 1 min of arrivals" in lead(page)
-    assert "The cluster costs 6 an hour, a million tokens" in lead(page)
+    assert "Cluster: 2 h100 with llama_3_1_8b; chat: TTFT 1 s, TPOT 40 ms; 1 min of arrivals" in lead(page)
+    assert "The cluster costs 6 an hour; a million tokens cost" in lead(page)
     assert "Percentiles by class" in page and "TTFT P90" in page
     assert "<td>mixed_h100_8b</td>" in page.split("<h2>Conditions</h2>")[1], "what is played, and not its twin"
-    assert "online requests in time (1/s)" in page and "<h2>Conditions</h2>" in page
-    assert "97 %" not in page and "at most 3 % late" in lead(page), "0.00 % late stands beside no other share"
+    assert "online goodput (1/s)" in page and "<h2>Conditions</h2>" in page
+    assert "97 %" not in page and "at most 3 % violations" in lead(page)
 
 
 def test_plan_says_who_takes_fewer_chips_with_model_window_and_command() -> None:
     assert main(["plan", "policies=[vllm_priority,deadline]", "workload.path=log.csv", "seeds=1", "workers=1",
                  "price_per_chip_hour=3", "frontier=1", CLASSES, "search={last: 0.4}", "out=P"]) == 0
     page = Path("P/plan.html").read_text()
-    assert "All take 1 h100, 3 an hour." in lead(page) and "llama_3_1_8b" in lead(page) and "of arrivals" in lead(page)
-    assert "the SLO of its class" in page and "How to make this again" in page and "ooco-gym plan" in page
+    assert "All policies need 1 h100, 3 an hour." in lead(page)
+    assert "llama_3_1_8b" in lead(page) and "of arrivals" in lead(page)
+    assert "the SLO of its class" in page and "How to reproduce this page" in page and "ooco-gym plan" in page
     conditions = page.split("<h2>Conditions</h2>")[1]
     assert "60 online and 60 offline requests" in conditions and "<td>mixed_h100_8b</td>" in conditions
 
@@ -62,19 +63,19 @@ def test_the_sentence_of_a_plan() -> None:
     rows = [{"policy": "deadline", "chips": 3, "cost_per_hour": 9.0},
             {"policy": "vllm_priority", "chips": 4, "cost_per_hour": 12.0}]
     rows = [{**row, "holds": True} for row in rows]
-    assert saved(rows, "h100") == "`deadline` takes 3 h100 instead of 4 (`vllm_priority`), 3 an hour less."
-    assert saved(rows[:1], "h100") == "`deadline` takes 3 h100, 9 an hour."
+    assert saved(rows, "h100") == "`deadline` needs 3 h100 instead of 4 (`vllm_priority`), 3 an hour less."
+    assert saved(rows[:1], "h100") == "`deadline` needs 3 h100, 9 an hour."
     assert saved([{**row, "cost_per_hour": None} for row in rows], "h100").endswith("(`vllm_priority`).")
     few = [{**rows[0], "holds": False}]
-    assert saved(few, "h100") == "3 h100 are too few for what is promised."
-    assert saved([*few, rows[1]], "h100").startswith("`vllm_priority` takes 4 h100")
+    assert saved(few, "h100") == "3 h100 are too few for the SLOs or deadlines."
+    assert saved([*few, rows[1]], "h100").startswith("`vllm_priority` needs 4 h100")
 
 
 def test_simulate_shows_queues_and_memory_over_time() -> None:
     assert main(["simulate", "policy=deadline", "workload.path=log.csv", CLASSES, "out=S"]) == 0
     page = Path("S/simulate.html").read_text()
-    assert "Requests that wait and run" in page and "KV memory in use (%)" in page
-    assert "On 2 h100 with llama_3_1_8b" in lead(page) and "chip-hours" in lead(page)
+    assert "Waiting and running requests" in page and "KV memory in use (%)" in page
+    assert "Cluster: 2 h100 with llama_3_1_8b" in lead(page) and "chip-hours" in lead(page)
 
 
 def test_rows_of_wide_tables_are_cards_where_a_page_is_narrow() -> None:
@@ -87,12 +88,13 @@ def test_a_batch_has_its_deadline_and_no_promise_of_online_requests() -> None:
     for command in (["simulate", "policy=deadline"], ["plan", "policies=[deadline]", "seeds=1", "workers=1"]):
         assert main([*command, "workload.path=batch.csv", "classes={offline: {deadline_s: 60}}", "out=B"]) == 0
         said = lead(Path(f"B/{command[0]}.html").read_text())
-        assert "llama_3_1_8b; offline: done within 60.00 s; all requests are there at the beginning." in said
+        assert "llama_3_1_8b; offline: done within 60.00 s; all requests arrive at the start." in said
         assert "TTFT" not in said
 
 
 def test_the_cost_is_that_of_policies_which_keep_the_promise() -> None:
     costs = {name: {"per_million_tokens": paid, "per_hour": 6.0} for name, paid in (("a", 0.1), ("b", 0.3), ("c", 0.2))}
-    assert paid_words(costs, {"b", "c"}) == " The cluster costs 6 an hour, a million tokens 0.2 (`c`) to 0.3 (`b`)."
-    assert paid_words(costs, {"b"}) == " The cluster costs 6 an hour, a million tokens 0.3."
+    both = paid_words(costs, {"b", "c"})
+    assert both == " The cluster costs 6 an hour; a million tokens cost 0.2 (`c`) to 0.3 (`b`)."
+    assert paid_words(costs, {"b"}) == " The cluster costs 6 an hour; a million tokens cost 0.3."
     assert paid_words(costs, set()).endswith("0.1 (`a`) to 0.3 (`b`).") and not paid_words({"a": {"chips": 2}}, {"a"})

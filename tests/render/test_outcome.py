@@ -72,8 +72,8 @@ def ranked(summaries):
 def test_another_order_by_tokens_computed_is_said():
     first = runs([0.0], [100], 300.0)
     said = ranked({"a": first, "b": runs([0.0], [50], 500.0)}).answer()
-    assert said.endswith("completes most, 100 tokens/s of offline output. By what was computed in the window, finished "
-                         "or not, `b` is ahead (500 tokens/s of offline computed).")
+    assert said.endswith("completes most, 100 tokens/s of offline output. By tokens computed in the window, "
+                         "unfinished requests included, `b` is ahead (500 tokens/s of offline computed).")
     for same in (runs([0.0], [50], 200.0), runs([0.0], [50], 301.0), runs([0.1], [50], 500.0)):
         assert "ahead" not in ranked({"a": first, "b": same}).answer(), "as far, level, or too late"
 
@@ -81,14 +81,15 @@ def test_another_order_by_tokens_computed_is_said():
 def test_there_is_no_verdict_that_undecided_requests_could_turn():
     open_ = runs([0.0], [100], 0.0, undecided=0.39)
     both = ranked({"a": open_, "b": runs([0.01], [50], 0.0)})
-    assert both.found["a", None][LATE]["feasible"] is None and both.tables()[0].rows[0][-1] == "not decided"
-    assert both.answer().startswith("`b` (1.00 % late) keeps") and "Whether `a` would is open" in both.answer()
-    assert ranked({"a": open_}).answer().startswith("None is known to keep")
+    assert both.found["a", None][LATE]["feasible"] is None and both.tables()[0].rows[0][-1] == "undecided"
+    assert both.answer().startswith("`b` (1.00 % violations) meets")
+    assert "It is undecided whether `a` would" in both.answer()
+    assert ranked({"a": open_}).answer().startswith("No policy is known to meet")
     assert ranked({"a": runs([0.5], [9], 0.0, undecided=0.2)}).found["a", None][LATE]["feasible"] is False
 
 
 def test_every_metric_has_a_unit():
-    assert heading(LATE) == "late online requests (%)" and heading("online.tpot_p99_s") == "TPOT P99 (ms)"
+    assert heading(LATE) == "SLO violations (%)" and heading("online.tpot_p99_s") == "TPOT P99 (ms)"
     assert heading("offline.prompt_tokens_per_s") == "offline prompt tokens per s (tokens/s)"
     assert heading("online.ttft_attainment") == "online ttft attainment (%)"
     assert heading("offline.evictions") == "offline evictions"
@@ -102,40 +103,40 @@ def test_vllm_is_what_others_are_compared_with_where_it_plays():
 def test_tables_have_the_cluster_the_units_and_the_differences_named():
     named = {("ooco", "pair_7b"): RUNS["a"], ("deadline", "mixed_7b"): RUNS["b"]}
     figures, differences = Outcome("", compare(named, METRICS, ("ooco", "pair_7b"), 0.03), "ooco", 0.03).tables()
-    assert list(figures.head[2:4]) == ["late online requests (%)", "offline output (tokens/s)"]
+    assert list(figures.head[2:4]) == ["SLO violations (%)", "offline output (tokens/s)"]
     assert figures.rows[0][:2] == ("ooco", "pair_7b") and figures.rows[0][2].startswith("1.50 [1")
-    assert figures.rows[1][:2] == ("deadline", "mixed_7b") and figures.rows[1][-1] == "no: too late"
+    assert figures.rows[1][:2] == ("deadline", "mixed_7b") and figures.rows[1][-1] == "no: too many violations"
     assert differences.title == "Difference to ooco" and differences.rows[0][:2] == ("deadline", "mixed_7b")
     assert differences.rows[0][2].startswith("+1.17 [") and differences.rows[0][3].startswith("+12.3 [")
 
 
-KEPT = "the promise (at most 3 % late)"
+KEPT = "the SLOs (at most 3 % violations)"
 
 
 @pytest.mark.parametrize(("policies", "said"), [
     ({"deadline": ([0.01] * 3, [112, 115, 109]), "vllm_priority": ([0.05] * 3, [100] * 3)},
-     f"`deadline` (1.00 % late, 1.00 % by its interval) keeps {KEPT} and completes 112 "
+     f"`deadline` (1.00 % violations, 1.00 % at its upper limit) meets {KEPT} and completes 112 "
      "tokens/s of offline output."),
     ({"a": ([0.2], [100]), "b": ([0.1], [120])},
-     f"None keeps {KEPT}; `b` comes closest (10.00 % late)."),
+     f"No policy meets {KEPT}; `b` comes closest (10.00 % violations)."),
     ({"a": ([0.02], [100]), "b": ([0.01], [80])},
-     f"`a` and `b` keep {KEPT}; `a` (2.00 % late) completes most, 100 tokens/s of offline "
+     f"`a` and `b` meet {KEPT}; `a` (2.00 % violations) completes most, 100 tokens/s of offline "
      "output."),
     ({"a": ([0.0, 0.0, 0.06], [100] * 3)},
-     f"`a` does not keep {KEPT}: 2.00 % late, 6.00 % by its interval."),
+     f"`a` does not meet {KEPT}: 2.00 % violations, 6.00 % at its upper limit."),
     ({"a": ([0.0], [100]), "b": ([0.01], [100.5]), "c": ([0.2], [400])},
-     f"`a` and `b` keep {KEPT} and complete as much, 100 tokens/s of offline output: this "
-     "load does not tell them apart."),
+     f"`a` and `b` meet {KEPT} and complete equally much, 100 tokens/s of offline output: this "
+     "load does not distinguish them."),
     ({"a": ([0.0], [0]), "b": ([0.01], [0])},
-     f"`a` and `b` keep {KEPT}; none completes any offline work, so this load does not "
-     "tell them apart."),
+     f"`a` and `b` meet {KEPT}; none completes any offline work, so this load does not "
+     "distinguish them."),
     ({"a": ([0.0], [100]), "b": ([0.01], [100]), "c": ([0.0], [60])},
-     f"`a`, `b` and `c` keep {KEPT}; `a` and `b` complete most, level (100 tokens/s of "
+     f"`a`, `b` and `c` meet {KEPT}; `a` and `b` complete most and are tied (100 tokens/s of "
      "offline output)."),
     ({"a": ([0.0] * 3, [100, 120, 80]), "b": ([0.0] * 3, [90, 130, 75])},
-     f"`a` and `b` keep {KEPT} and complete as much, 100 tokens/s of offline output: this "
-     "load does not tell them apart."),
-], ids=["only one", "none", "several", "by its interval", "a tie", "no offline work", "two level", "level by seeds"])
+     f"`a` and `b` meet {KEPT} and complete equally much, 100 tokens/s of offline output: this "
+     "load does not distinguish them."),
+], ids=["only one", "none", "several", "at its upper limit", "a tie", "no offline work", "two level", "level by seeds"])
 def test_one_sentence_answers(policies, said):
     named = {name: runs(*one) for name, one in policies.items()}
     assert outcome(named, next(iter(named))).answer() == said

@@ -26,7 +26,7 @@ def test_the_page_of_a_run(capsys):
     answer = re.sub(r"</?code>", "`", re.findall(r'class="lead">(.*?)</p>', body)[0])
     assert answer in shown, "the terminal says the same in the same words"
     assert body.index("lead") < body.index("<table")
-    for words in ("late online requests (%)", "Conditions", "TTFT P99 by arrival (s)", "slo.tpot_from", "first_token",
+    for words in ("SLO violations (%)", "Conditions", "TTFT P99 by arrival (s)", "slo.tpot_from", "first_token",
                   "pair_7b", "ooco-gym simulate policy=ooco"):
         assert words in body, words
 

@@ -178,7 +178,7 @@ def test_turns_that_never_come_due_are_in_no_table(tmp_path: Path) -> None:
     run = simulate(played, "deadline")
     assert run.requests["status"].tolist() == [s.FINISHED, s.REJECTED, s.FUTURE, s.FINISHED, s.FUTURE]
     assert run.summary["sessions"]["turns_not_reached"] == 2
-    assert "2 turns of closed sessions never came" in " ".join(
+    assert "2 turns of closed sessions never arrived" in " ".join(
         warnings_of({**run.summary, "scenario": played.describe()}))
     assert run.summary["online"]["arrived"] == 3 and run.summary["rejected"]["online"] == 1
 

@@ -145,7 +145,8 @@ def test_a_page_says_what_is_measured_and_what_assumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "said"), [
     (["fitt", "x"], "did you mean 'fit'?"), (["fit"], "needs a trace file"), (["show"], "needs a workload's name"),
     (["show", "oooc"], "did you mean 'ooc'?"), (["fit", "no.csv"], "'no.csv' does not exist"),
-    (["fit", "{trace}", "name=ooc"], "an embedded workload's"), (["fit", "{trace}", "to=x.json"], "ending .yaml"),
+    (["fit", "{trace}", "name=ooc"], "taken by an embedded workload"),
+    (["fit", "{trace}", "to=x.json"], "ending .yaml"),
     (["show", "ooc", "duration_s=0"], "no request")])
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     trace = tmp_path / "t.csv"
