@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from experiments.common.rate_search import Limits, Point
-from experiments.common.sizes import Planner, Size, Sized, asked_for, frontier_plot, sized, split_words
+from experiments.common.sizes import Planner, Size, Sized, asked_for, sized, split_words
 from experiments.common.sustain import placed
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.peak import short_name
 from ooco_gym.report import Column, Table, duration, number, percent
-from ooco_gym.report.pages import Plot
 from ooco_gym.scenario import Scenario
 
+FRONTIER = ("makespan_s", "When chips have all done", "seconds")
 NONE_LATE = Limits(1e-9, 0.0, 0.0)  # no missed deadlines
 ASKED = ("a trace of offline requests alone has no rate to keep up with: say by when they are to be done, as "
          "'classes={offline: {deadline_s: 3600}}' or in a column deadline_s, or how many chips there are, chips=2")
@@ -100,8 +100,3 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
                Column("cost of all", "cost", ".3g"),
                Column("cost per million total tokens", "cost_per_million_total_tokens", ".3g"))
     return Table.of(columns, rows, title, "Total tokens are prompt and output, until all requests are done.")
-
-
-def frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Returns a plot of makespan over chips, one colour per policy."""
-    return frontier_plot(rows, "makespan_s", "When chips have all done", "seconds")

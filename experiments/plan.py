@@ -47,7 +47,6 @@ from ooco_gym.report import (
     percent,
     write_page,
 )
-from ooco_gym.report.pages import Plot
 from ooco_gym.run_notes import say_clock, say_played
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/plan/2"
+FRONTIER = ("total_tokens_per_s", "Offline work that chips sustain", "offline total tokens/s")
 
 
 # --- The command ----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             temporary.write_text(yaml.safe_dump(as_json(row["cluster"], 6), sort_keys=False), encoding="utf-8")
     question = batch_plan.question(base, options) if batch else _question(base, rate, options)
     table = batch_plan.table(rows, question) if batch else _table(rows, question, len(seeds), limits)
-    plots = batch_plan.frontier(rows) if batch else _frontier(rows)
+    plots = frontier_plot(rows, *(batch_plan.FRONTIER if batch else FRONTIER))
     table.show(console(), unbroken=2)
     _, _, chips = base.load_cluster().hardware()
     answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"]) + _missed_words(rows)
@@ -204,8 +204,3 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
                     "sustain besides is synthetic, of the lengths that offline names, on top of a trace's own. The "
                     "cost of offline tokens (prompt and output) is that of the chips beyond what online requests take "
                     "alone.")
-
-
-def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Returns a plot of the offline total tokens that chips sustain, one colour per policy."""
-    return frontier_plot(rows, "total_tokens_per_s", "Offline work that chips sustain", "offline total tokens/s")

@@ -154,9 +154,12 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
     at = crossing.best if crossing.best is not None else crossing.points[0]
     seeds = len(at.violations)
     ratio, low, high = _ratio(found, over, seeds)
+    rate_low, rate_high = map(_plain, resampled_interval(found.rates, seeds))
     return {
         "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as, **entry.cell.shown,
-        **glance_of(found, entry.cell.name, at), "best_baseline": base.policy,
+        "condition": entry.cell.name, "rate": found.rate, "ci_low": rate_low, "ci_high": rate_high,
+        "total_tokens_per_s": found.total_tokens_per_s, "violation_rate": float(at.violations.mean()),
+        "n_seeds": seeds, "best_baseline": base.policy,
         "best_baseline_tuned_as": base.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
         "kind": "mixed" if get_policy(entry.policy).mixed else "pools",
@@ -244,15 +247,6 @@ def _plain(value: float) -> float | None:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
-    """Returns a policy's main metrics under a condition, for other programs."""
-    seeds = len(at.violations)
-    low, high = map(_plain, resampled_interval(found.rates, seeds))
-    return {"condition": condition, "rate": found.rate, "ci_low": low, "ci_high": high,
-            "total_tokens_per_s": found.total_tokens_per_s, "violation_rate": float(at.violations.mean()),
-            "n_seeds": seeds}
 
 
 def _described(cell: Cell) -> dict[str, Any]:

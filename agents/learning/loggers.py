@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
     KVWriter,
@@ -23,6 +22,7 @@ from stable_baselines3.common.logger import (
 
 from agents.settings import plain, require
 from ooco_gym.errors import unknown
+from ooco_gym.report.pages import in_sweep
 
 STEP = "decisions"  # the x-axis: decisions taken in training, over all episodes side by side
 LOGGERS = ("none", "tensorboard", "wandb")
@@ -81,7 +81,7 @@ class WandbOutputFormat(KVWriter):
 
 def _setting() -> str | None:
     """The overrides of a sweep's point without its seed, so that W&B groups the seeds of a setting."""
-    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+    if not in_sweep():
         return None
     given = (word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in ("seed", "out"))
     return ", ".join(sorted(given))[:LONGEST_GROUP] or None

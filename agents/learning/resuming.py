@@ -14,6 +14,7 @@ from agents.policies.runs import CONFIG_FILE, STATE_FILE, clear, holds_run, read
 from agents.search.optimisers import is_search
 from agents.settings import plain
 from ooco_gym.errors import UserError
+from ooco_gym.report.pages import in_sweep
 
 _ANEW = ("total_timesteps", "max_wall_s", "threads", "logger")  # may differ from the run's start
 _LONGER = "agent.generations"  # of a search over whole episodes, which may have more than before
@@ -32,7 +33,7 @@ def check_free(config: Mapping[str, Any]) -> None:
 def go_on_in_sweep(cfg: Any) -> None:
     """Makes a started but unfinished point of a sweep resume from its last state; without a state
     it starts again."""
-    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+    if not in_sweep():
         return
     out = Path(cfg["out"])
     if cfg.get("resume") or cfg.get("overwrite") or not holds_run(out):

@@ -21,6 +21,9 @@ from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
 from ooco_gym.report import percent
 
 MOST_RATES = 24
+MOST_RESAMPLES = 4000
+MOST_FACTOR = 1e4  # of a load
+STEP, MOST_STEPS = 1.08, 12  # of a race of candidates: factor of the rate between heats, and most heats
 EDGE = 1.25  # factor to a further rate, if the interval reaches beyond the outermost one
 EDGES = 3    # most such rates on one side
 
@@ -192,16 +195,16 @@ def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[n
     return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
 
 
-def resamples(seeds: int, most: int = 4000) -> np.ndarray:
+def resamples(seeds: int) -> np.ndarray:
     """Returns all resamples of the seeds with replacement; a keyed sample of them if there are more
-    than `most`.
+    than `MOST_RESAMPLES`.
 
     Returns:
         Indices of seeds, shape (resamples, seeds).
     """
-    if seeds**seeds <= most:
+    if seeds**seeds <= MOST_RESAMPLES:
         return np.array(list(itertools.product(range(seeds), repeat=seeds)))
-    return np.random.Generator(np.random.Philox(key=seeds)).integers(seeds, size=(most, seeds))
+    return np.random.Generator(np.random.Philox(key=seeds)).integers(seeds, size=(MOST_RESAMPLES, seeds))
 
 
 def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[float, float]:
@@ -216,8 +219,8 @@ def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[f
     return float(rate), float(tokens[index - 1] + share * (tokens[index] - tokens[index - 1]))
 
 
-def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float,
-                   last: float = 1e4) -> tuple[float, float] | None:
+def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float
+                   ) -> tuple[float, float] | None:
     """Returns the largest load factor with violations within `limit`: doubling upwards, then bisection.
 
     Args:
@@ -225,7 +228,6 @@ def largest_factor(violations: Callable[[float], float], limit: float, first: fl
         limit: largest share allowed.
         first: a factor that is surely small enough.
         precision: bisection ends when the bracket is this share of its upper end.
-        last: largest factor tried.
 
     Returns:
         (factor, its violations), or None if even `first` exceeds the limit.
@@ -234,7 +236,7 @@ def largest_factor(violations: Callable[[float], float], limit: float, first: fl
     if low_share > limit:
         return None
     high = 2 * low
-    while high < last and (share := violations(high)) <= limit:
+    while high < MOST_FACTOR and (share := violations(high)) <= limit:
         low, low_share, high = high, share, 2 * high
     while high - low > precision * high:
         middle = 0.5 * (low + high)
@@ -252,13 +254,11 @@ class Tuning:
 
     Attributes:
         policy: the winner, `name:param=value,…`.
-        candidates: all candidates, the default first.
         rate: highest offline rate that the winner sustained on the validation seeds.
         default_rate: the same for the default.
     """
 
     policy: str
-    candidates: tuple[str, ...]
     rate: float
     default_rate: float
 
@@ -268,8 +268,8 @@ def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]
     return [spelled(name, values) for values in settings]
 
 
-def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits,
-         step: float = 1.08, most_steps: int = 12) -> Tuning:
+def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits
+         ) -> Tuning:
     """Races candidates: from the default's crossing the rate is raised while any candidate sustains
     it.
 
@@ -279,8 +279,6 @@ def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], P
         evaluate: returns a policy's results at an offline rate, on the validation seeds.
         plan: the search for the default's crossing.
         limits: of a sustainable rate.
-        step: factor of the rate from one heat of the race to the next.
-        most_steps: most heats.
 
     Returns:
         The candidate that sustained the highest rate; among equals the one with the fewest
@@ -291,14 +289,14 @@ def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], P
     rate = max(default_rate, plan.first)
     field: list[str] = [default, *others]
     winner, best_rate = default, default_rate
-    for _ in range(most_steps):
+    for _ in range(MOST_STEPS):
         heat = {policy: evaluate(policy, rate) for policy in field}
         held = [policy for policy in field if heat[policy].holds(limits)]
         if not held:
             break
         winner = min(held, key=lambda policy: float(heat[policy].violations.mean()))
-        best_rate, field, rate = rate, held, rate * step
-    return Tuning(winner, (default, *others), best_rate, default_rate)
+        best_rate, field, rate = rate, held, rate * STEP
+    return Tuning(winner, best_rate, default_rate)
 
 
 def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, limits: Limits) -> Crossing:

@@ -128,7 +128,6 @@ class Sustained:
             same resamples for every policy.
         tokens: offline tokens per second there, shape (resamples,).
         own_rates: each seed's own crossing, among the rates measured for all, shape (seeds,).
-        own_tokens: offline tokens per second there, shape (seeds,).
     """
 
     policy: str
@@ -136,7 +135,6 @@ class Sustained:
     rates: np.ndarray
     tokens: np.ndarray
     own_rates: np.ndarray
-    own_tokens: np.ndarray
 
     @property
     def rate(self) -> float:
@@ -157,5 +155,5 @@ class Sustained:
 def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
     """Searches for what a policy sustains (from `near`), with the crossings of resamples of the seeds."""
     crossing, seeds = bench.search(policy, near), len(bench.seeds)
-    own = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
-    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), *own)
+    own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
+    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)

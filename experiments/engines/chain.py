@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from agents.settings import plain
 from experiments.engines import host
 from experiments.engines.fitted_chip import model_of, write_chip
 from experiments.engines.host import Timed
@@ -28,7 +29,7 @@ from experiments.engines.iterations import (
     summary,
 )
 from experiments.engines.served import compare, read_measured, serve_again, served, served_plots
-from ooco_gym.calibrate.measure import measure as measure_engine
+from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table
 from ooco_gym.perf.deployment import Deployment
@@ -57,10 +58,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if chip is None and cfg.timing != "measured":
         raise UserError(f"timing={cfg.timing}: the chain's own fit is of whole iterations, which only timing=measured "
                         "looks up; give a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
-    measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else measure(cfg, out / "measured")
+    measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else out / "measured"
     if cfg.engine_clock is not None and chip is None:
         raise UserError(f"engine_clock={cfg.engine_clock}: the chain's own fit is of whole iterations, host and all; "
                         "give a chip fitted to kernels besides, such as chip=h100 timing=extended")
+    if not cfg.measured:
+        measure(plain(cfg.engine), measured)
     found = close(measured, out, chip, str(cfg.timing), cfg.engine_clock)
     console = Console()
     comparison(found).show(console, unbroken=8)
@@ -74,15 +77,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         console.print(f"host time beside {chip}, timing={cfg.timing}: {figures}; written: '{out / host.CLOCK_FILE}', "
                       "to be used as cluster.engine_clock=FILE", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "measured": str(measured), **found}
-
-
-def measure(cfg: DictConfig, folder: Path) -> Path:
-    """Measures the real engine: its iterations and the requests that it serves."""
-    from omegaconf import OmegaConf
-
-    plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
-    measure_engine(plan, folder)
-    return folder
 
 
 class Engine(NamedTuple):
@@ -185,7 +179,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
             "chip": chip or str(own.chip / "chip.yaml"), "timing": timing, "fit": summary(own.fitted),
             "clock": clock, "fit_errors": fit["all"],
-            "held_out_passes": fit["held_out"], "notes": doubts(fit["all"], "fitted iterations"),
+            "held_out_passes": fit["held_out"], "notes": doubts(fit["all"]),
             "loads": loads, "worst_median_error": worst, "closed": worst is not None and worst <= LIMIT,
             "machine": engine.get("machine", [])}
 

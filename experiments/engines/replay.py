@@ -88,7 +88,7 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any =
     """
     engine = run.engine
     policy = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
-              **release_of(engine)}
+              **({"engine_version": version} if (version := release_of(engine)[0]) else {})}
     # A preempted request also finds its own remaining blocks.
     policy["prefix_caching"] = "on" if engine.get("prefix_caching") else "off"
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
@@ -104,36 +104,20 @@ def trace_of(run: Recorded) -> Trace:
                  output_tokens=rows["output_tokens"].astype(np.int32), prefix_hashes=run.prompts)
 
 
-def release_of(engine: dict[str, Any]) -> dict[str, str]:
-    """Returns `engine_version` if `engine.json` names a release of vLLM, such as "vLLM 0.19.0",
-    whose schedule is followed.
+def release_of(engine: dict[str, Any]) -> tuple[str, list[str]]:
+    """Returns the version of vLLM whose schedule is followed, if `engine.json` names a release such
+    as "vLLM 0.19.0" ('' if not), and a note if that is not its own.
 
     A release older than all known ones is simulated as the oldest of these.
     """
-    named = _named_release(engine)
-    if not named:
-        return {}
-    try:
-        return {"engine_version": engine_version_of(named)}
-    except UserError:
-        return {"engine_version": ENGINE_VERSIONS[-1]}
-
-
-def _named_release(engine: dict[str, Any]) -> str:
-    """Returns the release in `engine`, such as 0.19.0; '' if there is none."""
     named = re.search(r"vllm\D*(\d+(?:\.\d+)+)", str(engine.get("engine", "")), re.IGNORECASE)
-    return named[1] if named else ""
-
-
-def _older_release(engine: dict[str, Any]) -> list[str]:
-    """Returns a note on the schedule that replaces that of an older, unknown release."""
-    named = _named_release(engine)
+    if not named:
+        return "", []
     try:
-        engine_version_of(named or ENGINE_VERSIONS[-1])
+        return engine_version_of(named[1]), []
     except UserError:
-        return [f"engine.json names '{engine['engine']}', whose own schedule is not known: that of vLLM "
-                f"{ENGINE_VERSIONS[-1]} is followed (docs/oracle.md)"]
-    return []
+        return ENGINE_VERSIONS[-1], [f"engine.json names '{engine['engine']}', whose own schedule is not known: that "
+                                     f"of vLLM {ENGINE_VERSIONS[-1]} is followed (docs/oracle.md)"]
 
 
 SCHEMA = "ooco-gym/replay/1"
@@ -154,7 +138,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     prompts = None if cfg.prompts is None else Path(str(cfg.prompts)).expanduser()
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute(), prompts), Path(cfg.out)
     if cfg.tp is not None:
-        run = _split(run, cfg.tp)
+        run = replace(run, engine={**run.engine, "tensor_parallel": whole_number("tp", cfg.tp, 1)})
     model, chip = model_of(run, cfg.model), chip_of(run, cfg.chip)
     timings = forms_of(chip, cfg.timings)
     with remarks() as remarked:
@@ -164,7 +148,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_page(out / "replay.html", f"{run.folder.name}: recorded and simulated", [Section("", plots=plots)])
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
-    said = [*_older_release(run.engine), *_unknown_prompts(run), *_allreduce(run, chip), *_said_of(fits)]
+    said = [*release_of(run.engine)[1], *_unknown_prompts(run), *_allreduce(run, chip)]
+    said += [f"timing={timing}: {sentence}" for timing, fit in fits.items() for sentence in fit.notes]
     if run.failed:
         said.append(f"left out: {run.failed} requests without a token or without times")
     for timing, fit in fits.items():
@@ -207,11 +192,6 @@ def _clock_file(out: Path, timing: str) -> Path:
     return out / f"clock_{timing}.yaml"
 
 
-def _said_of(fits: dict[str, Foreseen]) -> list[str]:
-    """Returns notes on undetermined host times, by timing form."""
-    return [f"timing={timing}: {sentence}" for timing, fit in fits.items() for sentence in fit.notes]
-
-
 def _unknown_prompts(run: Recorded) -> list[str]:
     """Returns a note if the engine had prefix caching, but the prompts' shared prefixes are unknown."""
     if run.prompts is not None or not run.engine.get("prefix_caching"):
@@ -230,11 +210,6 @@ def _allreduce(run: Recorded, chip: str) -> list[str]:
     return [f"the model was split over {chips} chips and no all-reduce over {chips} was measured: "
             f"{1e-9 * spec.allreduce_bytes_per_s:.0f} GB/s and {1e6 * spec.allreduce_latency_s:.0f} µs of chip "
             f"'{spec.name}' stand in, which may be far too fast; calibrate with allreduce.csv (n_gpus, bytes, time_us)"]
-
-
-def _split(run: Recorded, tp: Any) -> Recorded:
-    """Returns the run with another tensor-parallel degree than in `engine.json`."""
-    return replace(run, engine={**run.engine, "tensor_parallel": whole_number("tp", tp, 1)})
 
 
 def forms_of(chip: str, asked: Any) -> list[str]:

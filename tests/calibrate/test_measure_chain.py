@@ -56,12 +56,12 @@ def test_the_chain_comes_out_even(measured: Path, tmp_path: Path) -> None:
 
 def test_a_poor_fit_is_said_in_one_sentence(measured: Path, tmp_path: Path) -> None:
     rows = read_iterations(measured / "iterations.parquet")
-    assert doubts(errors(fit_iterations(rows), rows), "fitted iterations") == []
+    assert doubts(errors(fit_iterations(rows), rows)) == []
     late = {**rows, "time_us": rows["time_us"] * np.where(np.arange(len(rows["time_us"])) % 2, 1.9, 1.0)}
-    said = doubts(errors(fit_iterations(late), late), "fitted iterations")
+    said = doubts(errors(fit_iterations(late), late))
     assert len(said) == 1 and said[0].startswith("fitted iterations are ") and "measure again" in said[0]
-    assert doubts({"mape": 14.0, "bias": -10.5}, "x") and doubts({"mape": 15.5, "bias": 0.0}, "x")
-    assert not doubts({"mape": 14.9, "bias": -9.9}, "x")
+    assert doubts({"mape": 14.0, "bias": -10.5}) and doubts({"mape": 15.5, "bias": 0.0})
+    assert not doubts({"mape": 14.9, "bias": -9.9})
 
 
 def test_what_is_no_measurement_is_one_sentence(tmp_path: Path, measured: Path) -> None:

@@ -97,4 +97,4 @@ def test_tuning_finds_the_candidate_that_holds_the_highest_rate():
     assert tuned.policy == "p:cap=2"
     assert 1.35 / 1.08 <= tuned.rate <= 1.35
     assert tuned.default_rate == pytest.approx(1.0, rel=0.03)
-    assert set(tuned.candidates) == set(knees)
+    assert set(asked) == set(knees)
