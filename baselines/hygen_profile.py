@@ -26,7 +26,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.metrics import summarise
-from ooco_gym.peak import short_name
+from ooco_gym.peak import title_of
 from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.policy.policy import Param, Policy
@@ -116,7 +116,7 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
     starts = windows_beside(known.workload, known.start_s, known.duration_s, length_s, count)
     if not starts:
         remark("HyGen's profiler test-runs the measured window: trace file of workload "
-               f"'{short_name(known.given.workload)}' has no other of {length_s:g} s; a longer file, or a shorter "
+               f"'{title_of(known.given.workload)}' has no other of {length_s:g} s; a longer file, or a shorter "
                "window (duration_s, profile_duration_s), lets it look elsewhere")
         starts = [known.start_s] * count
     return [shorter.with_(seed=first + i, start_s=start) for i, start in enumerate(starts)]

@@ -13,7 +13,7 @@ from experiments.common.sizes import Planner, Size, Sized, asked_for, sized, spl
 from experiments.common.sustain import placed
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.costs import HOUR_S, MILLION
-from ooco_gym.peak import short_name
+from ooco_gym.peak import title_of
 from ooco_gym.report import Column, Table, duration, number, percent
 from ooco_gym.scenario import Scenario
 
@@ -56,7 +56,7 @@ def planned(planner: BatchPlanner, options: Mapping[str, Any]) -> dict[str, Any]
     if chips is None:
         least = planner.best(planner.least, 0.0)
         if not all(one["offline"].get("deadlines") for one in least.point.summaries):
-            raise UserError(f"{short_name(planner.scenario.workload)}: {ASKED}")
+            raise UserError(f"{title_of(planner.scenario.workload)}: {ASKED}")
         tried = planner.fewest(0.0, int(options["most"]))
         chosen = tried[-1]
     else:
@@ -88,7 +88,7 @@ def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
     known = scenario.resolve()
     rows = len(known.draw(known.start_s, known.duration_s))
     asked = f"{asked_for(scenario, options['chips'])} {'that' if options['chips'] is None else 'to'} have"
-    return f"{asked} the {rows:,} offline requests of {short_name(scenario.workload)} done by their deadlines"
+    return f"{asked} the {rows:,} offline requests of {title_of(scenario.workload)} done by their deadlines"
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:

@@ -25,7 +25,7 @@ from experiments.common.tuning import with_settings
 from experiments.sustained import TPOT_FROM, Cell, measured, rows_of, summed_up
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.from_config import of_cell, scenario_of
-from ooco_gym.peak import short_name
+from ooco_gym.peak import title_of
 from ooco_gym.policy import get_policy
 from ooco_gym.protocol import protocol_values
 from ooco_gym.render.reading import load_words
@@ -120,7 +120,7 @@ def conditions_of(base: Scenario, options: Mapping[str, Any], policies: Sequence
         check_keys(f"{where}.search", given.get("search") or {}, Plan.__dataclass_fields__)
         scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
         baselines = _baselines(scenario, policies, options["baselines"])
-        name = f"{short_name(scenario.workload)} on {scenario.load_cluster().name}"
+        name = f"{title_of(scenario.workload)} on {scenario.load_cluster().name}"
         if name in [one.name for one in found]:
             raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
         found.append(Condition(name, scenario, baselines, given))

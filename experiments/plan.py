@@ -32,7 +32,7 @@ from ooco_gym.files import as_json, atomic_write
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.metrics.statistics import spread
-from ooco_gym.peak import short_name
+from ooco_gym.peak import title_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render.deciding import conditions, saved
 from ooco_gym.render.page import conditions_table
@@ -182,7 +182,7 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
     limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
     slo_words = "the SLO of its class" if scenario.classes else (
         f"a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
-    return (f"{asked_for(scenario, options['chips'])} for {short_name(scenario.workload)} at {load} and {added}: at "
+    return (f"{asked_for(scenario, options['chips'])} for {title_of(scenario.workload)} at {load} and {added}: at "
             f"most {limit} of the online requests may violate {slo_words}")
 
 

@@ -21,7 +21,7 @@ from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
 from experiments.common.tuning import parts_of
 from ooco_gym.metrics.statistics import interval, resampled_estimate, resampled_interval, within
-from ooco_gym.peak import label, short_name
+from ooco_gym.peak import label, title_of
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.protocol import SEEDS, WINDOW_S
 from ooco_gym.render import write_report
@@ -252,7 +252,7 @@ def _number(value: float | None) -> float:
 def _described(cell: Cell) -> dict[str, Any]:
     """Returns a cell as in the summary: its inputs, with the load."""
     scenario = cell.scenario
-    return {"name": cell.name, "workload": short_name(scenario.workload),
+    return {"name": cell.name, "workload": title_of(scenario.workload),
             "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
             "rate_scale": scenario.rate_scale, "window_s": float(scenario.window()[1]), "params": dict(cell.params),

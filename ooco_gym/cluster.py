@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ooco_gym.errors import UserError, check_keys, is_whole
-from ooco_gym.peak import label, short_name
+from ooco_gym.peak import label, title_of
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.chip import linked
 from ooco_gym.perf.deployment import default_timing, timing_values
@@ -102,7 +102,7 @@ class Cluster:
             UserError: unknown name or key, an empty pool, or a value out of range.
         """
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
-        name = short_name(raw if isinstance(value, Mapping) else value)
+        name = title_of(raw if isinstance(value, Mapping) else value)
         check_keys(f"cluster '{name}'", raw, cls.__dataclass_fields__)
         for role in ("relaxed", "strict", "mixed"):
             if not isinstance(raw.get(role) or [], (list, tuple)):

@@ -73,13 +73,13 @@ def label(group: str, value: Any) -> str:
             stamps = file_stamps(text)
             return f"{text}@{digest(stamps)}" if stamps else text
         value = load_yaml(group, text)
-    name = short_name(value)
+    name = title_of(value)
     if name in names(group) and dict(value) == load_yaml(group, name):
         return name
     return f"{name}@{digest([dict(value), file_stamps(value)])}"
 
 
-def short_name(value: Any) -> str:
+def title_of(value: Any) -> str:
     """Name of a workload or a cluster for titles: name, mix or path, or `custom`."""
     if isinstance(value, Mapping):
         return str(value.get("path") or value.get("name") or value.get("mix") or "custom")

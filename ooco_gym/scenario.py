@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, check_keys, is_number, whole_number
-from ooco_gym.peak import NoPeakFactor, label, short_name, stored_peak_factor
+from ooco_gym.peak import NoPeakFactor, label, stored_peak_factor, title_of
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.protocol import Predictor, Protocol, Slo
@@ -241,7 +241,7 @@ class Scenario:
             start_s, duration_s = self.window()
             own = resolve_workload(self.workload).rates(start_s, duration_s, self._offline_classes())[0]
             if own == 0:
-                raise UserError(f"online_rate={self.online_rate:g}: workload '{short_name(self.workload)}' has no "
+                raise UserError(f"online_rate={self.online_rate:g}: workload '{title_of(self.workload)}' has no "
                                 f"online request to be scaled in the window of {duration_s:g} s from "
                                 f"start_s={start_s:g}")
             return self.online_rate / own, ""
@@ -259,7 +259,7 @@ class Scenario:
         if factor is not None:
             return factor, ""
         cluster = self.load_cluster()
-        preset = (short_name(without_classes(self.workload)), cluster.name)
+        preset = (title_of(without_classes(self.workload)), cluster.name)
         find = "'ooco-gym capacity only_peak=true workload=… cluster=…' (as given here)"
         factor = self._stored_factor(*preset) if preset[1] in names("cluster") else None
         if factor is not None:

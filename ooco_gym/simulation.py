@@ -14,7 +14,7 @@ from ooco_gym.cluster import RETENTIONS, Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics import summarise
-from ooco_gym.peak import short_name
+from ooco_gym.peak import title_of
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, policy_of
@@ -293,7 +293,7 @@ def _check_architecture(policy: Policy, cluster: Cluster) -> None:
     mixed, kinds = bool(cluster.mixed), ("relaxed and strict instances", "mixed instances")
     if policy.mixed == mixed:
         return
-    where = f"{short_name(cluster.twin)}, the same chips" if cluster.twin else ("pair_7b", "mixed_7b")[policy.mixed]
+    where = f"{title_of(cluster.twin)}, the same chips" if cluster.twin else ("pair_7b", "mixed_7b")[policy.mixed]
     raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster.name}' has "
                     f"{kinds[mixed]}; take cluster={where}")
 

@@ -1,4 +1,5 @@
-"""One training run: its environments, model, callbacks and files."""
+"""One training run: its environments, model, callbacks and files. The learning loop is
+Stable-Baselines3's `model.learn`; ours is in its callbacks (`agents/learning/callbacks.py`)."""
 
 from __future__ import annotations
 

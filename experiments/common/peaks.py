@@ -30,9 +30,9 @@ from ooco_gym.peak import (
     key_of,
     label,
     shipped_file,
-    short_name,
     store_entry,
     stored_entry,
+    title_of,
 )
 from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
@@ -145,7 +145,7 @@ def _timing_of(scenario: Scenario) -> str:
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
     """Searches for the largest factor at which the reference policy stays within `plan.over_floor`."""
     floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
-    where = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
+    where = f"'{title_of(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
         slo = scenario.load_slo()
         raise UserError(f"{100 * floor:.2f} % of the requests of {where} violate even alone on an idle cluster, more "

@@ -91,7 +91,7 @@ class OocoSource(ConfigSource):
 
 # --- The words of a command line ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Request:
+class CommandLine:
     """A parsed, unchecked command line."""
 
     overrides: list[Override]
@@ -103,7 +103,7 @@ def key_of(override: Override) -> str:
     return override.get_key_element().lstrip("+~")
 
 
-def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
+def read(command: Command, words: Iterable[str], multirun: bool) -> CommandLine:
     """Parses a command line; `out` is not passed to Hydra.
 
     Words without `=` are given to the keys that the command's configuration lists under
@@ -139,7 +139,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
     out = given.get("out", given.get("resume", "outputs"))  # a resumed run continues in its folder
     if out in ("", "null"):
         raise UserError("out is empty; expected the folder for the results, such as out=results")
-    return Request([*overrides.values()], None if out == "outputs" else out)
+    return CommandLine([*overrides.values()], None if out == "outputs" else out)
 
 
 def parse(word: str) -> Override:
@@ -179,7 +179,7 @@ def _quoted_items(value: str) -> str:
 
 
 # --- Checks -------------------------------------------------------------------------------------------------------
-def check(command: Command, request: Request) -> DictConfig:
+def check(command: Command, request: CommandLine) -> DictConfig:
     """Composes the configuration with the chosen groups, and sets the checked values.
 
     For a sweep it is the first point's, and all values are checked. Hydra composes each point

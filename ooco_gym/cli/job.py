@@ -33,7 +33,7 @@ SUMMARY, CONFIG = "summary.json", "config.yaml"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The end of a job, in a form that travels between processes."""
 
     code: int
@@ -51,20 +51,20 @@ class Task:
     function: str
     cwd: str
 
-    def __call__(self, cfg: DictConfig) -> Outcome:
+    def __call__(self, cfg: DictConfig) -> JobResult:
         """Runs a point of a sweep, in any process; a point that an earlier start completed is skipped."""
         out = str(HydraConfig.get().runtime.output_dir)
         try:
             os.chdir(self.cwd)  # a worker may start elsewhere
             cfg, head = unwrap(cfg, out), self._head(cfg)
             if self._finished(head + OmegaConf.to_yaml(cfg, resolve=True), out):
-                return Outcome(OK, out)
+                return JobResult(OK, out)
             with redirect_stdout(io.StringIO()):
                 return self.called(cfg, out, head)
         except OSError as error:
-            return Outcome(MISTAKE, out, one_line(error), left=True)
+            return JobResult(MISTAKE, out, one_line(error), left=True)
 
-    def called(self, cfg: DictConfig, out: str, head: str = "") -> Outcome:
+    def called(self, cfg: DictConfig, out: str, head: str = "") -> JobResult:
         """Calls the function; the summary is written last, to mark complete results."""
         try:
             files: tuple[str, ...] = (CONFIG,)
@@ -77,22 +77,22 @@ class Task:
                 write_json(Path(out, SUMMARY), {"schema": f"ooco-gym/{self.command}/1", **summary, **remarked})
                 files = (SUMMARY, *files)
             end_if_interrupted(summary)
-            return Outcome(OK, out, files=files)
+            return JobResult(OK, out, files=files)
         except (Exception, SystemExit) as error:
             raise_interrupt(error)
             if isinstance(error, SystemExit):
-                return Outcome(MISTAKE, out, ended_itself(error))
+                return JobResult(MISTAKE, out, ended_itself(error))
             package = (getattr(error, "name", "") or "").partition(".")[0]
             if isinstance(error, UserError):
-                return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
+                return JobResult(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
             if isinstance(error, (BrokenProcessPool, MemoryError)):
-                return Outcome(MISTAKE, out, KILLED if isinstance(error, BrokenProcessPool) else LACKING, left=True)
+                return JobResult(MISTAKE, out, KILLED if isinstance(error, BrokenProcessPool) else LACKING, left=True)
             if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
-                return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                return JobResult(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
                                              f"install ooco-gym[{EXTRAS[package]}]")
             if isinstance(error, OSError) and error.errno in FULL:
-                return Outcome(MISTAKE, out, full_disk(error), left=True)
-            return Outcome(BUG, out, "".join(traceback.format_exception(error)))
+                return JobResult(MISTAKE, out, full_disk(error), left=True)
+            return JobResult(BUG, out, "".join(traceback.format_exception(error)))
 
     def _head(self, cfg: DictConfig) -> str:
         """Returns comments above a point's configuration: our version, and digests of the files that it names."""

@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ooco_gym.cli.commands import PRESETS, Command
-from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, key_of, one_line, values_of
-from ooco_gym.cli.job import BUG, MISTAKE, OK, Outcome, Task, unwrap
+from ooco_gym.cli.config import CommandLine, OocoSearchPath, OocoSource, check, key_of, one_line, values_of
+from ooco_gym.cli.job import BUG, MISTAKE, OK, JobResult, Task, unwrap
 from ooco_gym.cli.sweep import FILE, Sweep
 from ooco_gym.errors import UserError, raise_interrupt, unknown
 from ooco_gym.report import joined
@@ -69,7 +69,7 @@ def session(command: Command, launchers: bool = False) -> Iterator[Any]:
         OocoSearchPath.command = HydraConfig.instance().cfg = None
 
 
-def show(command: Command, request: Request) -> None:
+def show(command: Command, request: CommandLine) -> None:
     """Prints the configuration that would run; for a sweep the first point's."""
     with session(command):
         composed = check(command, request)
@@ -77,7 +77,7 @@ def show(command: Command, request: Request) -> None:
 
 
 # --- One run, or a sweep --------------------------------------------------------------------------------------------
-def run(command: Command, request: Request, multirun: bool) -> int:
+def run(command: Command, request: CommandLine, multirun: bool) -> int:
     """Checks and runs a command; prints how it ended and returns the exit code.
 
     Raises:
@@ -113,7 +113,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     return BUG if BUG in codes else max(codes, default=OK)
 
 
-def _folder_of(command: Command, request: Request) -> Path:
+def _folder_of(command: Command, request: CommandLine) -> Path:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
     if not str(folder).isprintable():
@@ -122,14 +122,14 @@ def _folder_of(command: Command, request: Request) -> Path:
 
 
 @contextmanager
-def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
+def _made(folder: Path, given: str | None) -> Iterator[list[JobResult]]:
     """Creates the results folder of jobs, whose outcomes the block adds.
 
     New folders of jobs that ended by a mistake, and empty ones, are removed again.
     """
     new = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     taken = _locked(folder, given)
-    outcomes: list[Outcome] = []
+    outcomes: list[JobResult] = []
     try:
         yield outcomes
     finally:
@@ -171,7 +171,7 @@ def _locked(folder: Path, given: str | None) -> int:
     return taken
 
 
-def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Task) -> list[Outcome]:
+def _sweep(app: Any, command: Command, request: CommandLine, folder: Path, task: Task) -> list[JobResult]:
     """Has Hydra run the missing points, writes and shows the table; returns how the points ended.
 
     Raises:
@@ -207,7 +207,7 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
         raise UserError(f"a worker ended before its work was done ({one_line(error)}): some points are not done; the "
                         "same command goes on with them, and leaves finished ones as they are") from error
     jobs = [job for batch in batches for job in batch]
-    outcomes: list[Outcome] = [job.return_value for job in jobs]
+    outcomes: list[JobResult] = [job.return_value for job in jobs]
     if there := sum(one.code == OK and not one.files for one in outcomes):
         print(f"{there:,} of {total:,} points were there already", file=sys.stderr)
     points = []
@@ -223,7 +223,7 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
     return outcomes
 
 
-def _names_of(request: Request) -> str:
+def _names_of(request: CommandLine) -> str:
     """Returns the pattern by which Hydra names points' folders.
 
     It has the swept keys (`policy=ooco,seed=1`), or the point's number if these make no file name.

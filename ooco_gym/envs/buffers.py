@@ -123,8 +123,8 @@ def step_kernel(function: Any) -> Any:
 
     An *offer* writes `buffers.chosen[i]`, the candidates' features and the legal actions of the
     mask (beside the base policy's), and returns the number of these actions. An *answer* converts
-    the action `buffers.actions[i]` to an answer for the simulator, or returns MORE if another
-    pick follows.
+    the action `buffers.actions[i]` to an answer for the simulator. It returns MORE if another
+    pick follows, and ASK if there is nothing to answer (a decision by the clock).
     """
     return jit(STEP_SIGNATURE, no_cpython_wrapper=True)(function)
 

@@ -229,19 +229,20 @@ def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, An
                   usual: Mapping[str, Any]) -> Any:
     """Returns what varies, without what a shift or a given scenario sets; a trace's load does not
     vary as the default load does."""
-    listed = base.get("vary")
-    if not isinstance(listed, Mapping):
-        return listed
+    vary = base.get("vary")
+    if not isinstance(vary, Mapping):
+        return vary
     shifted = _mapping("shifts", base.get("shifts"), "").get(shift) if shift is not None else {}
-    given = {*(scenario if isinstance(scenario, Mapping) else ()), *short, *(shifted or ())}
+    fixed = {*(scenario if isinstance(scenario, Mapping) else ()), *short, *(shifted or ())}
     if _loses_load(usual.get("scenario") or {}, scenario, short):
-        given |= set(LOADS)
-    said = set(Scenario.__dataclass_fields__) if isinstance(scenario, Scenario) else {_field(name) for name in given}
+        fixed |= set(LOADS)
+    fields = set(Scenario.__dataclass_fields__) if isinstance(scenario, Scenario) else {_field(name) for name in fixed}
     if trace and not _is_trace(usual.get("scenario") or {}):
-        given |= {name for name, values in (usual.get("vary") or {}).items()
-                  if name.partition(".")[0] in (*LOADS, "offline", "workload") and listed.get(name) == values}
-    return {name: values for name, values in listed.items()
-            if name not in given and not (name == CONDITION and _fields(values) & said)}
+        fixed |= {name for name, values in (usual.get("vary") or {}).items()
+                  if _field(name) in (*LOADS, "offline", "workload") and vary.get(name) == values}
+    if _fields(vary.get(CONDITION)) & fields:
+        fixed.add(CONDITION)
+    return {name: values for name, values in vary.items() if name not in fixed}
 
 
 def _field(name: str) -> str:

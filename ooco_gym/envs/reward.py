@@ -15,6 +15,8 @@ last decision, the step's terms, then the episode's totals.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
@@ -28,14 +30,11 @@ TERMS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
 COSTS = ("ttft", "tpot")  # terms that count SLO violations: info["cost_<term>"]
 BURST_S = 600.0  # length of a block of time with its own violation budget
 _N = len(TERMS)
-# Columns of the reward sums: totals at the last decision, the step's terms, their total, cost,
-# costs by SLO, elapsed seconds, values at the start of the present block of time, the violation
-# budget, then totals of the episode.
-OLD, TERM, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
-OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS, BUDGET = range(
-    2 * _N + 5, 2 * _N + 13)
-TOTAL = 2 * _N + 13  # then the same columns as from TERM to COST
-REWARD_SUMS = TOTAL + _N + 2
+# First columns in the reward sums: totals at the last decision (OLD), the step's terms, their total, cost, costs by
+# SLO, elapsed seconds, values at the last decision and at the start of the present block of time, the violation
+# budget, and totals of the episode (TOTAL: the columns from TERM to COST). REWARD_SUMS is the number of columns.
+(OLD, TERM, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED, OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED,
+ BLOCK_VIOLATED, BLOCK_EXCESS, BUDGET, TOTAL, REWARD_SUMS) = accumulate((0, _N, _N, *(1,) * 13, _N + 2))
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
 

@@ -1,5 +1,10 @@
 """Steps N episodes in one call: takes each pending action, runs to the next decision, observes,
-and sums rewards."""
+and sums rewards.
+
+A step on pools is `answer_of` (the action becomes the answer to the simulator), `advance` (the
+simulator runs to the next decision), `observe`. On mixed instances one iteration is composed in
+between, in the parts `begin_iteration`, `compose_iteration` and `complete_iteration`.
+"""
 
 import numpy as np
 from numba import types

@@ -14,7 +14,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.metrics.chosen import counted
 from ooco_gym.metrics.quality import judge, rules_of
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.peak import short_name
+from ooco_gym.peak import title_of
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
 from ooco_gym.render.outcome import RUN_METRICS, Outcome, Row, compare, metrics_of
 from ooco_gym.report import (
@@ -49,7 +49,7 @@ CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) -> Outcome:
     """Returns the outcome of one run, whose policy is called `label`, with plots over time."""
     scenario = summary["scenario"]
-    key, budget = (label, short_name(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
+    key, budget = (label, title_of(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
     batch, known = "batch" in summary, flat(summary)
     wanted = [one for one in RUN_METRICS if one in known and not (batch and one.startswith("online."))]
     rows = compare({key: [summary]}, metrics_of([summary["params"]], wanted, batch), key, budget)
@@ -72,7 +72,7 @@ def policy_words(config: Row) -> str:
 
 def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> str:
     """Returns a load's title: workload, clusters and seeds."""
-    return (f"{short_name(workload)} on {joined(list(dict.fromkeys(clusters)))}, seed{'s' if len(seeds) > 1 else ''} "
+    return (f"{title_of(workload)} on {joined(list(dict.fromkeys(clusters)))}, seed{'s' if len(seeds) > 1 else ''} "
             f"{', '.join(map(str, sorted(seeds)))}")
 
 
@@ -108,8 +108,8 @@ def conditions_table(summary: Row) -> Table:
     """Returns the scenario of a run, one row per field."""
     scenario = summary["scenario"]
     first = {key: summary[key] for key in ("played", "arrivals_s", "window_s") if key in summary}
-    return plain_table({**first, **scenario, "cluster": short_name(scenario["cluster"]),
-                        "workload": short_name(scenario["workload"])})
+    return plain_table({**first, **scenario, "cluster": title_of(scenario["cluster"]),
+                        "workload": title_of(scenario["workload"])})
 
 
 def class_table(summary: Row) -> Table | None:
