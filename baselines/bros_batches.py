@@ -22,7 +22,7 @@ class BatchedWork:
 
     Offline requests are moved behind the trace's online ones and never arrive by themselves;
     `submit_if_due` moves the next ones to the slots where the event loop looks for arrivals. Online
-    requests after the window never arrive. Only the deadlines refer to rows that have not arrived.
+    requests after the window never arrive.
 
     Args:
         state: the episode.

@@ -135,8 +135,8 @@ def roofline(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 def throughput(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Returns the highest tokens per second of an instance that prefills and decodes, with all
-    requests of the mean lengths of Azure's conversations (OOCO's Table 6)."""
+    """Returns the highest tokens per second of a mixed instance if each request has the mean lengths of
+    Azure's conversations (as OOCO's Table 6)."""
     del policy
     _, deployment = scenario.load_cluster().deployments(scenario.timing)[0]
     return {"tokens_per_s": colocated_throughput(deployment).tokens_per_s}

@@ -1,5 +1,5 @@
-"""The protocol (docs/protocol.md): parameters of comparisons, and of a scenario the SLO, latency
-predictor, warm-up, drain and violation budget."""
+"""The protocol (docs/protocol.md): parameters of comparisons, and those of a scenario that it sets:
+SLO, latency predictor, warm-up, drain and violation budget."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
 def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[str]) -> tuple[Scenario, Scenario]:
     """Returns the scenarios for tuning and for measuring.
 
-    A trace, which is the same on every seed, is split into its first `tuning.part` and the rest.
-    Otherwise, and if no policy is tuned, both are the same scenario with different seeds.
+    A trace file is the same on every seed, so if a policy is tuned it is split into its first
+    `tuning.part` and the rest. Otherwise both are `scenario`, which callers run on different seeds.
 
     Raises:
         UserError: the part is no share between 0 and 1.

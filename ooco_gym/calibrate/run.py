@@ -212,7 +212,8 @@ def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
-    """Returns the sources of the chip's parts by field, with rows and errors."""
+    """Returns a sentence on the source of each part of the chip's YAML: files, the number of rows
+    fitted, and the fit's errors."""
     files = [f"{path.name} (SHA-256 {file_digest(path)[:16]})" for path in result.found.files]
     more = f" and {len(files) - 8} more" if len(files) > 8 else ""
     origins = ", ".join(name or "unnamed" for name in counted(result.rows["source"]))

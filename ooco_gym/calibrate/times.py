@@ -152,7 +152,7 @@ def _moved(rows: Rows) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def canonical(op: str) -> str:
-    """Returns our name of an element-wise operator (`elt:<theirs>`); '' if it is not simulated."""
+    """Returns our name of the element-wise operator `op`, given as `elt:<theirs>`; '' if it is not simulated."""
     name = op.partition(":")[2]
     return next((ours for ours, theirs in NAMES.items() if name in theirs), "")
 

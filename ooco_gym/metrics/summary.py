@@ -128,7 +128,7 @@ def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarra
     """Returns numbers of online requests: finished, without a token, undecided, and with an SLO of
     their own.
 
-    Their own is one other than `promise` (`ttft_s`, `tpot_s`; None: the scenario's).
+    An SLO of their own differs from `promise` (`ttft_s`, `tpot_s`; None: the scenario's).
     """
     promise = promise or run.scenario.slo
     own = requests["ttft_slo_ps"] != round(promise.ttft_s * PS_PER_S)

@@ -183,8 +183,10 @@ class IterationReport(NamedTuple):
 
 def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float, float]] = (),
                        decode: Sequence[float] = ()) -> IterationReport:
-    """Breaks one iteration down by operator: prompts `(q, kv)` (new tokens, context with them) that
-    complete their prefill, or decodes at these context lengths. Mean lengths need not be integers.
+    """Breaks one iteration down by operator.
+
+    It has either prompts `(q, kv)` that complete their prefill (`q` new tokens; `kv`, the context
+    including them), or one decode at each context length in `decode`. Lengths need not be integers.
 
     Raises:
         UserError: both kinds at once, or none.

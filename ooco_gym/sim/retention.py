@@ -117,8 +117,8 @@ def least_worth(state, instance):
 # --- Value of a block ------------------------------------------------------------------------------------------
 @inner
 def worth_of(state, slot, name, wanted):
-    """Value of a block that a request used last; `name` is its content's name, or -1; `wanted`: the
-    request will come back for it."""
+    """Returns the value of a block whose last user is request `slot`; `name` is its content's name, or
+    -1; `wanted`: the request will come back for it."""
     if state.config.retention == TURNS:
         return state.clock.now_ps + state.retained[slot]
     if wanted:

@@ -41,7 +41,10 @@ class Think:
                    number(value.get("sigma", 0.0), f"{what}.sigma", 0.0, 5.0))
 
     def draw(self, numbers: np.ndarray, seed: int) -> np.ndarray:
-        """Returns think times of turns with these numbers int64[n], functions of number and seed, float64[n]."""
+        """Returns the think time of each turn in `numbers` (int64[n]) in seconds, float64[n].
+
+        It depends only on the turn's number and the seed.
+        """
         if not self.sigma:
             return np.full(len(numbers), self.median_s)
         from scipy.special import ndtri

@@ -190,7 +190,7 @@ FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
 
 
 def form_of(one: Mapping[str, Any]) -> str | None:
-    """Returns the name of an object's form, or None."""
+    """Returns the name of the form in `FORMS` whose keys a JSON object (or its `event`) has, or None."""
     event = one.get("event")
     inner = event if isinstance(event, Mapping) else one
     return next((name for name, form in FORMS.items() if form.keys <= set(inner)), None)

@@ -66,8 +66,12 @@ class OperatorCost(NamedTuple):
 
 
 class MeasuredAttention(NamedTuple):
-    """Interpolated attention, all layers together, in seconds: for batches by requests and mean
-    context, and for single prompts with `q` new tokens and `kv` tokens of context, float64[n] each."""
+    """Seconds of attention in all layers, interpolated between measurements; arguments are float64[n].
+
+    Attributes:
+        decode_s: of decode batches, from the number of requests and their mean context.
+        prefill_s: of single prompts, from their new tokens and their tokens of context.
+    """
 
     decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
     prefill_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
