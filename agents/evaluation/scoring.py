@@ -64,15 +64,6 @@ def grid(records: Records, metric: str) -> np.ndarray:
     return np.array(list(figures.values()))
 
 
-def too_few(windows: int) -> str | None:
-    """The reason why `windows` windows are too few for a verdict; None if they are enough.
-
-    Below five windows, a bootstrap interval cannot reach beyond the smallest and the largest value,
-    and misses the mean more than one time in twenty.
-    """
-    return None if windows >= ADVISED_SEEDS else f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
-
-
 def without_online(records: Records) -> bool:
     """Whether no online request arrived in any record, so that there is no violation rate."""
     return all(record["summary"].get("online_arrived") == 0 for record in records)
@@ -208,14 +199,15 @@ def _difference(
     mean, low, high = mean_interval(figures)
     if metric == "violation_rate" and without_online(played[policy]):
         mean = low = high = None
-    few = too_few(figures.shape[1])
-    verdict = few or "no difference shown"
+    windows, verdict = figures.shape[1], "no difference shown"
     if metric in _SERVICE and not both_feasible:
         verdict = "not ranked"  # more service with too many violations is no improvement
-    elif not few and low is not None and high is not None and (low > 0.0 or high < 0.0):
+    elif windows < ADVISED_SEEDS:  # a bootstrap interval would miss the mean more than one time in twenty
+        verdict = f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
+    elif low is not None and high is not None and (low > 0.0 or high < 0.0):
         verdict = "better" if (low > 0.0) == METRICS[metric][1] else "worse"
     return {"policy": policy, "reference": reference, "metric": metric, "mean_difference": mean, "ci_low": low,
-            "ci_high": high, "n_windows": figures.shape[1], "verdict": verdict}
+            "ci_high": high, "n_windows": windows, "verdict": verdict}
 
 
 def budget_words(suite: Mapping[str, Any]) -> list[str]:

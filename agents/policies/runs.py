@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, decision_names, levels_of, make_env
+from agents.environments import decision_names, levels_of, make_env
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
@@ -32,8 +32,7 @@ _LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, "progress.csv", CHEC
 
 
 class LoadedRun:
-    """A trained policy: `decide` for one observation, `decide_batch` for many; illegal actions are
-    never chosen.
+    """A trained policy, whose `decide_batch` never chooses illegal actions.
 
     Attributes:
         actor: the network (`networks.Actor`): raw observations in, action and logits out, (batch,)
@@ -55,13 +54,6 @@ class LoadedRun:
             levels = levels_of(env.action_space)
         weights, self.timesteps = _read(path)
         self.actor = Actor.built(self.space, levels, agent, weights)
-
-    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> Any:
-        """Returns the most likely legal action for one observation, a whole number or a vector of
-        levels (P,); `mask` (A,) defaults to the observation's."""
-        given = observation if mask is None else {**observation, "action_mask": mask}
-        action = self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0]
-        return action if np.ndim(action) else int(action)
 
     def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
         """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),

@@ -77,7 +77,7 @@ def body(summary: Mapping[str, Any]) -> str:
 
 def _load(cell: Mapping[str, Any]) -> str:
     slo, params = cell["slo"], ", ".join(f"`{name}={value}`" for name, value in cell["params"].items())
-    window = f" {cell['window_s'] / 3600:g} h around its peak." if "window_s" in cell else ""
+    window = f" {cell['window_s'] / 3600:g} h around its peak."
     return (f"online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
             f"workload's own), TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms; offline work as "
             f"`{cell['offline']}`.{window}" + (f" Policies with these parameters have {params}." if params else ""))
@@ -99,7 +99,7 @@ def _legend(summary: Mapping[str, Any]) -> str:
 
 
 def _origin(summary: Mapping[str, Any]) -> str:
-    windows = dict.fromkeys(f"{cell.get('window_s', summary['window_s']):g}" for cell in summary["cells"])
+    windows = dict.fromkeys(f"{cell['window_s']:g}" for cell in summary["cells"])
     return (f"{summary['simulations']:,} simulations of {' and '.join(windows)} s (and warm-up and drain) on "
             f"{len(summary['seeds'])} seeds.")
 

@@ -78,10 +78,10 @@ def _aggregates(suite: Row) -> dict[str, dict[Key, str]]:
 
 
 def sustained(summary: Row, config: Row) -> list[Outcome]:
-    """Returns the outcomes of a summary of `capacity`, one for each condition and definition of TPOT."""
-    limit, found, seen = float(config["limits"]["violations"]), [], {}
-    for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
-        mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]
+    """Returns the outcomes of a summary of `capacity`, one for each condition."""
+    limit, found = float(config["limits"]["violations"]), []
+    for condition in dict.fromkeys(row["condition"] for row in summary["results"]):
+        mine = [row for row in summary["results"] if row["condition"] == condition]
         base = str(mine[0]["best_baseline_tuned_as"] or mine[0]["best_baseline"])
         ratios, limits, rows = {}, {}, []
         for row in mine:
@@ -95,16 +95,11 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
                        AGAIN: (row["wasted_tokens_per_s"]["mean"], None, None)}
             rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
                       **dict(zip(("mean", "ci_low", "ci_high"), one, strict=True))} for metric, one in figures.items()]
-        under = f"TPOT from {(tpot or summary['tpot_from']).replace('_', ' ')}"
-        alike = (where, [(row["policy"], row["rate"], row["total_tokens_per_s"]) for row in mine])
-        if any(alike == one for one in seen.values()):
-            continue  # on mixed instances both definitions are the same
-        seen[under] = alike
-        where = f"{where.rpartition(' on ')[0]} on {joined(list(dict.fromkeys(row['cluster'] for row in mine)))}"
-        loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
-                 and alike[0].startswith(f"{peak['workload']} on ")]
+        clusters = joined(list(dict.fromkeys(row["cluster"] for row in mine)))
+        loads = [load_words(peak) for peak in summary["peaks"] if condition.startswith(f"{peak['workload']} on ")]
         found.append(Outcome(
-            f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
+            f"Sustained offline load: {condition.rpartition(' on ')[0]} on {clusters}, TPOT from "
+            f"{summary['tpot_from'].replace('_', ' ')}", rows, base, limit, TOKENS,
             f"The sustained load is the highest at which at most {percent(limit, 0)} of the online requests violate "
             "their SLOs and the backlog does not grow: the median over resamples of the seeds. SLO violations and "
             "recomputed tokens are those at the highest simulated load within these limits. "

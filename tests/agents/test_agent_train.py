@@ -25,7 +25,7 @@ def actions(folder, episodes=3):
         observation, _ = env.reset(seed=99, options={"window": window})
         done = False
         while not done:
-            taken.append(run.decide(observation))
+            taken.append(int(run.decide_batch(*(observation[key][None] for key in environments.OBSERVATION_KEYS))[0]))
             observation, _, _, done, _ = env.step(taken[-1])
     return taken
 

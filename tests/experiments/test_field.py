@@ -176,7 +176,8 @@ def summary(rows):
             "tuning": {"seeds": [101, 102], "policies": {"online_priority": []}}, "simulations": 1200,
             "simulated_anew": 1200, "workers": 2, "wall_s": 600.0, "cpu_s": 2400.0,
             "notes": ["the window is short."], "results": rows,
-            "cells": [{"name": "ooc on pair_7b", "online_rate_per_s": 0.588, "rate_scale": 0.0367, "offline": "ooc",
+            "cells": [{"name": "ooc on pair_7b", "window_s": 14400.0,
+                       "online_rate_per_s": 0.588, "rate_scale": 0.0367, "offline": "ooc",
                        "params": {"prefix_caching": "on"}, "slo": {"ttft_s": 2.0, "tpot_s": 0.05}}]}
 
 
