@@ -78,7 +78,7 @@ def test_files_hold_the_windows_and_the_table(summary):
     assert len(rows) == 12 * len(RULES)
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
     page = (folder / "evaluation.html").read_text(encoding="utf-8")
-    assert ">ranked</th>" in page and "no: too late</td>" in page and "12 held-out windows" in page
+    assert ">ranked</th>" in page and "no: too many violations</td>" in page and "12 held-out windows" in page
     assert "Most offline work (reference GPU-s/s) ranks first." in page, "what ranks is named beside the reward"
     assert "IQM of offline work over the mean of ooco" in page and "probability of more than ooco" in page
     assert "bootstrap over 12 windows, widened to match Student&#x27;s t" in page
