@@ -55,8 +55,8 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         raise UserError("env.id is missing: expected a Gymnasium id, such as ooco_gym/PrefillGate-v1")
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     if arguments.get("flat"):
-        raise UserError("env.flat=true: commands take an observation by its parts; leave it out, it is for learners of "
-                        "your own (docs/own_agents.md)")
+        raise UserError("env.flat=true: commands need the parts of an observation; leave it out: it is for your own "
+                        "learners (docs/own_agents.md)")
     try:
         with warnings.catch_warnings():  # a configuration names its version
             warnings.filterwarnings("ignore", ".* is out of date", DeprecationWarning)
@@ -69,8 +69,8 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         name = _UNKNOWN_ARGUMENT.search(str(error))
         if name is None:
             raise
-        raise UserError(f"the environment '{spec['id']}' takes no argument '{name[1]}'; an env of your own "
-                        "(env=mine.yaml) takes what its class does, beside id and splits") from error
+        raise UserError(f"the environment '{spec['id']}' takes no argument '{name[1]}'; your own env (env=mine.yaml) "
+                        "takes its class's arguments, id and splits") from error
     except ModuleNotFoundError as error:
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
 
@@ -89,8 +89,8 @@ def _say_load(scenario: Any) -> None:
                     f"{scenario.online_scale():g}; env.scenario.rate_scale=… sets another."])
     if scenario.from_file:
         say_played(scenario.with_(start_s=None, duration_s=None))
-        show_notes(["windows of all splits are drawn from this one trace, so that none is held out: "
-                    "'ooco-gym workload make FILE start_s=… duration_s=… to=…' cuts out a part to train on."])
+        show_notes(["the windows of all splits are drawn from this one trace, so none is held out: 'ooco-gym workload "
+                    "make FILE start_s=… duration_s=… to=…' cuts out a part to train on."])
 
 
 def levels_of(actions: Any) -> tuple[int, ...]:

@@ -74,8 +74,8 @@ def seeds(value: Any) -> list[int] | None:
         return None
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not listed or any(not is_whole(seed) or seed < 0 for seed in listed):
-        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], "
-                        "or null for those of the environment's split")
+        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], or "
+                        "null for the environment's split")
     if len(set(listed)) < len(listed):
         twice = next(seed for seed in listed if listed.count(seed) > 1)
         raise UserError(f"seeds={value} names {twice} twice; expected each seed once")
@@ -123,6 +123,6 @@ def group(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Returns the part `key` of a command's configuration, which must be a mapping."""
     value = config.get(key)
     if value is None or isinstance(value, str):
-        raise UserError(f"{key}={value} is no configuration; expected a name from conf/{key}/ or a YAML file")
+        raise UserError(f"{key}={value} is not a configuration; expected a name from conf/{key}/ or a YAML file")
     return plain(value)
 

@@ -62,7 +62,7 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
     count = whole({"windows": config["windows"] or suite["windows"]}, "windows", 1, most=int(suite["windows"]))
     tasks = tasks_of(config, policy)
     played, references = {}, {}
-    with progress("playing the suite", 2 * len(tasks)) as bar:
+    with progress("simulating the suite", 2 * len(tasks)) as bar:
         for name in tasks:
             bar.text(name)
             played[name] = play(suite, name, policy, range(count), int(config["workers"]))
@@ -78,7 +78,8 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / RESULT_FILE, as_json(result))
     tables_of([result])[0].show()
-    print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; a part of the suite, on no leaderboard"))
+    print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; only a part of the suite, so not on the "
+                                                                          "leaderboard"))
     return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
 
 
@@ -97,11 +98,11 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     elif function_of(policy) is None:
         own = "mixed" if get_policy(policy).mixed else "pools"
     elif track is None:
-        raise UserError(f"policy={policy} does not tell which track a function plays; add track=pools or track=mixed")
+        raise UserError(f"policy={policy} does not say which track a function is for; add track=pools or track=mixed")
     else:
         own = track
     if track not in (None, own):
-        raise UserError(f"policy={policy} plays the track {own}, not {track}")
+        raise UserError(f"policy={policy} is for track {own}, not {track}")
     names = [name for name, one in known.items() if one["track"] == own]
     if asked is None:
         return names
@@ -109,7 +110,7 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
         if name not in known:
             raise unknown("task of the suite", name, known)
         if name not in names:
-            raise UserError(f"task {name} is of the track {known[name]['track']}; policy={policy} plays {own}: "
+            raise UserError(f"task {name} is of track {known[name]['track']}; policy={policy} is for {own}: "
                             f"{', '.join(names)}")
     return chosen
 
@@ -194,7 +195,7 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"'{path}' is no result of 'ooco-gym suite run' (schema {result.get('schema')}; expected "
                         f"{SCHEMA})")
     if result.get("suite_sha256") != _digest(suite):
-        raise UserError(f"'{path}' is of suite {result.get('suite')} with other tasks than suite {suite['name']} has "
+        raise UserError(f"'{path}' is of suite {result.get('suite')}, whose tasks differ from suite {suite['name']} "
                         "here")
     try:
         same = as_json(scores(suite, result["tasks"], result["references"])) == {
@@ -202,7 +203,7 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # missing entries, or no numbers
         same = False
     if not same:
-        raise UserError(f"'{path}': its scores are not those of its windows; it was edited")
+        raise UserError(f"'{path}': its scores do not match its windows; it was edited")
     return result
 
 

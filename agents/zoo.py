@@ -51,8 +51,8 @@ def main(cfg: Any) -> dict[str, Any]:
              "yes" if one["ships"] else "no", one["digest"][:12], "yes" if one["as_shipped"] else "no"]
             for name, one in made.items() for gain in [one["over"][one["best_opponent"]]]]
     Table("Learned policies, on held-out windows", (
-        "policy", "best tuned heuristic", "times its service", "95 % interval", "violations", "ships", "digest",
-        "as in the package"), rows, align="l").show(unbroken=1)
+        "policy", "best tuned heuristic", "service, relative to it", "95 % interval", "violations", "ships", "digest",
+        "same as in the package"), rows, align="l").show(unbroken=1)
     return {"command": "zoo", "made": made, "wall_s": time.monotonic() - started}
 
 
@@ -73,7 +73,7 @@ def chosen(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         recipe = recipes[name]
         check_keys(f"recipes.{name}", recipe, _KEYS)
         if name not in recipe["searches"]:
-            raise UserError(f"recipes.{name}.searches must have '{name}', the one that learns")
+            raise UserError(f"recipes.{name}.searches must have '{name}', which learns")
         for key, place in (("generations", recipe["agent"]), ("windows", recipe)):
             if config.get(key) is not None:
                 place[key] = whole(config, key, {"windows": 2}.get(key, 1))
@@ -89,7 +89,7 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
     played = {search: str(out / search / "policy.yaml") for search in reports}
     searched_ = [str(one["searched"]).partition(":")[0] for one in reports.values()]
     for policy in (recipe["reference"], *searched_):
-        played[f"{policy} as it ships"] = policy
+        played[f"default {policy}"] = policy
     outcomes, conditions = play_held_out(recipe["env"], played, int(recipe["windows"]), recipe["held_out"],
                                          recipe.get("seeds"))
     limit = float(recipe.get("violation_limit", 0.03))

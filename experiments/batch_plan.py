@@ -17,10 +17,10 @@ from ooco_gym.peak import title_of
 from ooco_gym.report import Column, Table, duration, number, percent
 from ooco_gym.scenario import Scenario
 
-FRONTIER = ("makespan_s", "When chips have all done", "seconds")
+FRONTIER = ("makespan_s", "Makespan by chips", "seconds")
 NONE_LATE = Limits(1e-9, 0.0, 0.0)  # no missed deadlines
-ASKED = ("a trace of offline requests alone has no rate to keep up with: say by when they are to be done, as "
-         "'classes={offline: {deadline_s: 3600}}' or in a column deadline_s, or how many chips there are, chips=2")
+ASKED = ("a trace of offline requests alone has no arrival rate to sustain: give a deadline, as 'classes={offline: "
+         "{deadline_s: 3600}}' or in a column deadline_s, or how many chips there are, chips=2")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BatchPlanner(Planner):
     def broken(self, point: Point) -> str:
         """Returns the share of missed deadlines and the makespan, in words."""
         ends = [run["batch"]["makespan_s"] for run in point.summaries]
-        done = "" if None in ends else f"; all are done after {duration(float(np.mean(ends)))}"
+        done = "" if None in ends else f"; the makespan is {duration(float(np.mean(ends)))}"
         return f"{percent(point.violations.mean())} of the deadlines are missed{done}"
 
 
@@ -87,16 +87,17 @@ def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
     """Returns the plan's question, in words."""
     known = scenario.resolve()
     rows = len(known.draw(known.start_s, known.duration_s))
-    asked = f"{asked_for(scenario, options['chips'])} {'that' if options['chips'] is None else 'to'} have"
-    return f"{asked} the {rows:,} offline requests of {title_of(scenario.workload)} done by their deadlines"
+    asked = f"{asked_for(scenario, options['chips'])} to complete"
+    return f"{asked} the {rows:,} offline requests of {title_of(scenario.workload)} by their deadlines"
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Returns the table, one row per policy."""
     columns = (Column("policy", "policy", align="l"), Column("chips", "chips"), Column("split", split_words, align="l"),
-               Column("in time", lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
-               Column("all done after", "makespan_s", duration), Column("total tokens/s", "total_tokens_per_s", number),
-               Column("one fewer done after", lambda row: (row["one_fewer"] or {}).get("makespan_s"), duration),
-               Column("cost of all", "cost", ".3g"),
+               Column("deadlines met",
+                      lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
+               Column("makespan", "makespan_s", duration), Column("total tokens/s", "total_tokens_per_s", number),
+               Column("makespan, one fewer", lambda row: (row["one_fewer"] or {}).get("makespan_s"), duration),
+               Column("total cost", "cost", ".3g"),
                Column("cost per million total tokens", "cost_per_million_total_tokens", ".3g"))
-    return Table.of(columns, rows, title, "Total tokens are prompt and output, until all requests are done.")
+    return Table.of(columns, rows, title, "Total tokens are prompt and output tokens over the makespan.")

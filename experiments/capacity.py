@@ -122,7 +122,7 @@ def conditions_of(base: Scenario, options: Mapping[str, Any], policies: Sequence
         baselines = _baselines(scenario, policies, options["baselines"])
         name = f"{title_of(scenario.workload)} on {scenario.load_cluster().name}"
         if name in [one.name for one in found]:
-            raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
+            raise UserError(f"cells: '{name}' is given twice; expected different workloads or clusters")
         found.append(Condition(name, scenario, baselines, given))
     return found
 

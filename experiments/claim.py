@@ -57,7 +57,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         listed = [{"name": one.name, "title": one.spec["title"], "page": one.spec["page"],
                    "statement": one.spec["statement"], "data": one.spec.get("data")} for one in claims]
         Table.of((Column("claim", "name", align="l"), Column("statement", "statement", align="l"),
-                  Column("played by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}", align="l")),
+                  Column("reproduced by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}", align="l")),
                  listed).show(console())
         return {"schema": SCHEMA, "claims": listed}
     given = None if options["seeds"] is None else [seeds_of(options["seeds"])]
@@ -65,7 +65,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
         for one in claims:
             if "data" in one.spec:
-                found = f"measured, not played: {one.spec['found']} ({one.spec['data']})"
+                found = f"measured, not simulated: {one.spec['found']} ({one.spec['data']})"
                 console().print(f"{one.name}: {found}", highlight=False)
                 continue
             with jobs.progress(f"claim {one.name}"):
@@ -74,10 +74,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             sections.append(section_of_claim(one.spec, found, rows))
             tests = [f"{test['what']}: {by_blocks(test)}{_wanted(test['holds'])}" for test in found["tests"]]
             seeds = sum(block[2] for block in found["blocks"])
-            few = f". {seeds} seed{'s' if seeds > 1 else ''} say little" if seeds < ADVISED_SEEDS else ""
+            few = f". At least {ADVISED_SEEDS} seeds are advised, not {seeds}" if seeds < ADVISED_SEEDS else ""
             console().print(f"{one.name}: {found['verdict']}. {'; '.join(tests)}{few}", highlight=False)
     if sections:
-        write_page(Path(options["out"]) / "claims.html", "Claims played again", sections)
+        write_page(Path(options["out"]) / "claims.html", "Claims reproduced", sections)
     return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}
 
 

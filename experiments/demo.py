@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "ooco-gym/demo/3"
 REPORT_FILE = "report.html"
-TITLE = "A gate learned in a minute: which offline request starts on a cluster that serves online ones"
+TITLE = "Admission of offline requests on a cluster that serves online ones, learned in a minute"
 GATE = "gate"  # the search that learns; others tune heuristics
 
 
@@ -46,7 +46,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"reference={reference} must be one of policies={heuristics}")
     whole_number("windows", options["windows"], 2)
     if GATE not in options["searches"]:
-        raise UserError(f"searches must have '{GATE}', the one that learns")
+        raise UserError(f"searches must have '{GATE}', which learns")
     require("search")
     found = {name: _search(name, options, out) for name in options["searches"]}
     search_s = time.monotonic() - begun
@@ -97,12 +97,12 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
     name, tuned = options["reference"], [one for one in options["searches"] if one != GATE]
     ahead = all(learned["over"][one]["ci_low"] > 1.0 for one in tuned or [name])
-    gained = "serves" if ahead else "is not shown to serve more: on this machine it serves"
-    beside = joined([f"{times(one)} that of `{options['searches'][one]['policy']}` tuned" for one in tuned])
-    beside += " by the same search over as many windows, and " if tuned else ""
+    gained = "serves" if ahead else "does not serve significantly more offline work; on this machine it serves"
+    beside = joined([f"{times(one)} the offline work of tuned `{options['searches'][one]['policy']}`" for one in tuned])
+    beside += " (the same search over as many windows) and " if tuned else ""
     return (f"A gate learned in {learned['wall_s']:.0f} s ({learned['windows_played']:,} simulated windows) {gained}, "
-            f"in offline work on {learned['windows']} held-out windows, {beside}{times(name)} that of `{name}` as "
-            f"published; {percent(learned['violation_rate'], 2)} of the online requests are late "
+            f"on {learned['windows']} held-out windows, {beside}{times(name)} the offline work of published `{name}`. "
+            f"{percent(learned['violation_rate'], 2)} of the online requests violate their SLOs "
             f"({percent(learned['violation_budget'], 0)} are allowed).")
 
 
@@ -114,15 +114,15 @@ def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: M
             rows = [row for row in csv.DictReader(file) if row["kept_score"]]
         traces.append(curve(name, [float(row["generation"]) for row in rows],
                             [float(np.exp(float(row["kept_score"]))) for row in rows], names.index(name)))
-    return [plot("Best so far on validation windows; 1: as published", traces, "generation",
+    return [plot("Best validation score so far; 1: the published policy", traces, "generation",
                  f"times {options['reference']}'s offline work")]
 
 
 def searches_section(found: Mapping[str, Mapping[str, Any]]) -> Section:
     """Returns a section on the searches."""
-    lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "
+    lines = [f"`{name}`: {one['numbers']} parameters of `{one['searched']}`, {one['candidates']:,} candidates in "
              f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
              for name, one in found.items()]
     return Section("How it was learned", lines, notes=[
         "CMA-ES over whole episodes (docs/training.md). The same seed gives the same policies on any machine; the "
-        "seconds are this machine's."])
+        "times are this machine's."])

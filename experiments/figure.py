@@ -116,8 +116,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if not verdicts:
         raise UserError("; ".join(failed))
     table_of_verdicts(verdicts).show(console())
-    show_notes([f"not played: {sentence}" for sentence in failed])
-    write_page(out / "figures.html", "Figures and tables played anew", sections)
+    show_notes([f"not simulated: {sentence}" for sentence in failed])
+    write_page(out / "figures.html", "Figures and tables reproduced", sections)
     return {"schema": SCHEMA, "quick": quick, "figures": verdicts, "failed": failed, "simulations": jobs.different,
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
 
@@ -135,7 +135,7 @@ def play(figure: PaperFigure, seeds: Sequence[int], jobs: Jobs,
             begin += count
         return rows_of(found, spec["metrics"]), of_blocks
     except KeyError as error:
-        raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
+        raise UserError(f"{error.args[0]!r} is not one of its metrics, axes or labels") from error
 
 
 def played(figure: PaperFigure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
@@ -146,7 +146,7 @@ def played(figure: PaperFigure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any]
     try:
         tests = [judged(test, rows) for test in spec["tests"]]
     except KeyError as error:
-        raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
+        raise UserError(f"{error.args[0]!r} is not one of its metrics, axes or labels") from error
     verdict = "not comparable" if spec.get("not_comparable") else verdict_of(tests)
     found = {"name": figure.name, **{key: spec[key] for key in ("paper", "figure", "title", "statement", "read")},
              **{key: tests[0][key] for key in ("ours", "ci_low", "ci_high")}, "measured": tests[0]["what"],

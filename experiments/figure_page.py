@@ -19,7 +19,7 @@ def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence
     sentences = [f"{spec['figure']} of {spec['paper']} ({spec['read']}): {spec['statement']}",
                  *(f"{test['what']}: {ours(test)} (reproduced {ranges(test['reproduced'])}, direction "
                    f"{ranges(test['direction'])}): {in_words(test)}." for test in found["tests"]),
-                 f"Verdict: {in_words(found)}." + (f" {found['why']}" if found["why"] else "")]
+                 f"Result: {in_words(found)}." + (f" {found['why']}" if found["why"] else "")]
     plots = plots_of(spec["plot"], rows) if spec.get("plot") else []
     return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], plots, [found["command"]])
 
@@ -28,7 +28,7 @@ def section_of_claim(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Se
     """Returns a section on a claim: its results on all seeds and on each block, and its points."""
     sentences = [spec["statement"], *(f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): "
                                       f"{test['verdict']}." for test in found["tests"]),
-                 f"The claim: {found['verdict']}."]
+                 f"Result: {found['verdict']}."]
     return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], commands=[found["command"]])
 
 

@@ -85,7 +85,7 @@ def points_of(spec: Mapping[str, Any]) -> list[Point]:
         asked, known = asked | set(parts["policy"]) - {key.partition(".")[2] for key in everywhere}, known | set(own)
         points.append(Point(at, spelled(policy, own), placed(scenario, policy), _player(parts["play"])))
     if asked - known:
-        raise UserError(f"axis policy.{min(asked - known)}: none of its policies has that parameter")
+        raise UserError(f"axis policy.{min(asked - known)}: no policy of the figure has that parameter")
     return points
 
 
@@ -215,7 +215,8 @@ def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any])
             if "per" in metric:
                 row.values[name] = row.values[name] / [_number(metric["per"], one, row.at) for one in answers]
         if all(np.isnan(row.values[name]).all() for row in rows):
-            raise UserError(f"metrics.{name}: no point has {metric['value']}; name one of simulate's summary.json")
+            raise UserError(f"metrics.{name}: no point has {metric['value']}; expected a metric of simulate's "
+                            "summary.json")
     for name, given in metrics.items():
         plain = {str(sorted(row.at.items(), key=str)): row.values[name] for row in rows}
         for key in {"over", "excess_over"} & set(given if isinstance(given, Mapping) else ()):

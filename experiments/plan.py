@@ -165,7 +165,7 @@ def _missed_words(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a sentence on the offline deadlines of a load with online requests, which do not limit a size."""
     missed = [f"`{row['policy']}` misses {percent(row['deadlines_missed'])}" for row in rows
               if row.get("deadlines_missed") is not None]
-    return f" Deadlines of offline requests do not decide it beside online ones: of them {joined(missed)}." if (
+    return f" With online requests in the load, offline deadlines do not limit the size: {joined(missed)} of them." if (
         missed) else ""
 
 
@@ -176,8 +176,8 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
     if options["online_rate"] is not None:
         load = f"{number(float(options['online_rate']))} online requests a second"
     elif not scenario.from_file:
-        load += " in the day's mean"
-    added = f"{number(offline)} offline ones of its own and {number(rate)} more" if offline else \
+        load += " (mean of the day)"
+    added = f"{number(offline)} offline ones of the trace and {number(rate)} more" if offline else \
         f"{number(rate)} offline ones"
     limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
     slo_words = "the SLO of its class" if scenario.classes else (
@@ -192,15 +192,16 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
                Column("split", split_words, align="l"),
                Column("holds", lambda row: "yes" if row["holds"] else "no"),
                Column("violations", lambda row: row["violations"]["mean"], percent),
-               Column("seeds over", lambda row: f"{row['seeds_over']} of {seeds}"),
+               Column("seeds beyond the limits", lambda row: f"{row['seeds_over']} of {seeds}"),
                Column("one fewer", lambda row: "–" if row["one_fewer"] is None else
-                      f"{percent(row['one_fewer']['violations'])}, {percent(row['one_fewer']['kept_up'], 0)} kept up"),
-               Column("online alone", "online_alone_chips"),
-               Column("sustains besides, offline/s", "carried_rate", ".3g"),
+                      f"{percent(row['one_fewer']['violations'])}, {percent(row['one_fewer']['kept_up'], 0)} "
+                      "completed"),
+               Column("chips for online only", "online_alone_chips"),
+               Column("additional offline/s sustained", "carried_rate", ".3g"),
                Column("cost/h", "cost_per_hour", ".4g"),
                Column("cost per million offline total tokens", "cost_per_million_offline_total_tokens", ".3g"))
-    return Table.of(columns, rows, question, f"Means over {seeds} seed{'s' * (seeds > 1)}. {limits.words()} "
-                    "One fewer: violations, and the share of the offline work that is kept up with. What chips "
-                    "sustain besides is synthetic, of the lengths that offline names, on top of a trace's own. The "
-                    "cost of offline tokens (prompt and output) is that of the chips beyond what online requests take "
-                    "alone.")
+    return Table.of(columns, rows, question, f"Means over {seeds} seed{'s' * (seeds > 1)}. {limits.words()} One fewer: "
+                                             "violations, and the completed share of the arriving offline work. "
+                                             "Additional offline load is synthetic, with the lengths that `offline` "
+                                             "names, on top of the trace's own. Offline tokens (prompt and output) "
+                                             "cost what the chips beyond those for online requests only cost.")

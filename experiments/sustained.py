@@ -94,11 +94,11 @@ def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]
     """Returns a sentence on the limits, and one for each way in which a measurement is below the protocol."""
     notes = [limits.words()]
     if window_s < WINDOW_S:
-        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s, and the limits are "
-                     "the same: a backlog that grows is told from it less surely; take these figures for a trial.")
+        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s, with the same "
+                     "limits, so a growing backlog is detected less reliably; treat these results as a trial.")
     if len(seeds) < SEEDS:
-        notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's "
-                     f"{SEEDS}: one burst more or less decides the crossing.")
+        notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's {SEEDS}: a "
+                     "single burst can decide the result.")
     return notes
 
 

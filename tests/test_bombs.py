@@ -112,8 +112,8 @@ def test_a_trained_policy_is_read_by_its_size(tmp_path: Path, kind: str) -> None
     env = {"name": "prefillgate", "id": "ooco_gym/PrefillGate-v1"}
     (run / "config.yaml").write_text(yaml.safe_dump({"env": env, "agent": {"name": "maskable_ppo"}}))
     said = {"outer": "it unpacks to 95 MiB", "inner": "it unpacks to 95 MiB",
-            "strides": "'w' is torch.float32[1000000000], and no array of weights",
-            "complex": "'w' is torch.complex64[2], and no array of weights"}[kind]
+            "strides": "'w' is torch.float32[1000000000], not an array of weights",
+            "complex": "'w' is torch.complex64[2], not an array of weights"}[kind]
     assert f"cannot be read as a policy: {said}" in refused(tmp_path, "export", "policy=RUN")
 
 

@@ -39,7 +39,7 @@ CASES = [
     (["simulate", "policy=ooco", "workload=batch.yaml"], "batch_s"),
     (["train", "env=gating", "agent.n_envs=1000000000"], "agent.n_envs must be at most 4,096"),
     (["train", "env=gating", "agent.n_steps=100000000000"], "agent.n_steps must be at most 1,048,576"),
-    (["train", "env=gating", "agent.n_steps=1000000"], "are 128,000,000 decisions between two updates"),
+    (["train", "env=gating", "agent.n_steps=1000000"], "give 128,000,000 decisions an update"),
     (["train", "env=gating", "total_timesteps=100000000000000000000"], "must be at most 1,000,000,000,000"),
     (["train", "env=gating", "agent=cma", "agent.population=1000000000"], "agent.population must be at most 16,384"),
     (["evaluate", "env=gating", "policies=[never]", "episodes=12000000000"], "episodes must be at most 1,048,576"),

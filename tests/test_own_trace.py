@@ -233,7 +233,7 @@ def test_what_online_requests_take_alone_in_a_plan_is_without_the_traces_offline
     found = run("plan", "policies=[vllm_priority]", "workload.path=heavy.csv", "seeds=1", "workers=1", "frontier=1",
                 "search.last=0.4", "search.precision=0.5", "most=16")
     row = found["results"][0]
-    assert "at 1 online requests a second and 3 offline ones of its own and 0 more" in found["question"]
+    assert "at 1 online requests a second and 3 offline ones of the trace and 0 more" in found["question"]
     assert row["online_alone_chips"] == 1 < row["chips"]
 
 

@@ -40,7 +40,7 @@ def main(cfg: Any) -> dict[str, Any]:
     games = windows(split_seeds(env, str(config["split"])), whole(config, "episodes", 1))
     name = str(config["name"] or f"ooco_gym/{str(env['id']).rpartition('/')[2].lower()}")
     if (out / name).exists():
-        raise UserError(f"'{out / name}' holds a data set already; give another out or name")
+        raise UserError(f"'{out / name}' already holds a data set; give another out or name")
     unfinished = out / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     job, buffers, generator = jobs_of(env, str(config["policy"]), games)[0], [], np.random.default_rng(seed)
@@ -57,8 +57,8 @@ def main(cfg: Any) -> dict[str, Any]:
             data = minari.create_dataset_from_buffers(
                 name, buffers, env=made.spec, eval_env=made.spec, action_space=made.action_space,
                 observation_space=made.observation_space, data_format="arrow", algorithm_name=str(config["policy"]),
-                description=f"{config['policy']} in {env['id']}, {random:g} of the actions random and legal; "
-                            "infos: parts of the reward, and seconds of simulated time of each step")
+                description=f"{config['policy']} in {env['id']}, with a share of {random:g} random legal actions; "
+                            "infos: parts of the reward and simulated seconds of each step")
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(unfinished / name, out / name)
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -133,16 +133,17 @@ def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequenc
     for one in entrants:
         folders = [str(Path(one.policy).parent)] if one.searched else one.runs.values()
         if seen := met(*map(environment_of, folders)):
-            notes.append(f"policy '{one.label}' was trained on windows of {listed(seen)}: they are not held out for it")
+            notes.append(f"policy '{one.label}' was trained on windows of {listed(seen)}, so they are not held out for "
+                         "it")
     for one in entrants:
         begun = [start for folder in one.runs.values() if (start := start_of(folder))]
         if begun:
             runs = f"{len(begun)} of {len(one.runs)} runs" if len(one.runs) > 1 else "it"
-            notes.append(f"policy '{one.label}': {runs} stayed what learning began with, {begun[0]}, as nothing better "
-                         "was found in validation")
+            notes.append(f"policy '{one.label}': {runs} is still the initial policy, {begun[0]}, because validation "
+                         "found nothing better")
     if seen := met(env):
-        notes.append(f"{listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
-                     "and tuned policies have met; seeds=null takes the held-out test split")
+        notes.append(f"{listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, on which policies were "
+                     "trained and tuned; seeds=null takes the held-out test split")
     return notes
 
 
@@ -154,7 +155,7 @@ def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
         return [None]
     given = list(value) if isinstance(value, (list, tuple)) else [value]
     if not given:
-        raise UserError("shift=[] names none; expected one, a list, all, or null for the environment as it is")
+        raise UserError("shift=[] is empty; expected one, a list, all, or null for the environment as it is")
     chosen: list[str | None] = [None, *known] if given == [ALL_SHIFTS] else given
     for shift in chosen:
         if shift is not None and shift not in known:
@@ -183,7 +184,7 @@ def _entrants(policies: Any) -> list[Entrant]:
     labels = [one.label for one in entrants]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
-        raise UserError(f"policies names '{twice}' twice; each policy is played once")
+        raise UserError(f"policies names '{twice}' twice; each policy is evaluated once")
     return entrants
 
 
@@ -322,11 +323,11 @@ def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes:
     """
     config, seeds = _config_of(env), more.pop("seeds", None)
     if not seeds and not config.get("splits"):
-        raise UserError(f"evaluate: no file says which seeds of '{config.get('id')}' are held out; expected "
-                        "seeds=[...], or for env the path of a YAML with id and splits")
+        raise UserError(f"evaluate: no file gives the held-out seeds of '{config.get('id')}'; expected seeds=[...], "
+                        "or a YAML path with id and splits as env")
     seeds = seeds or split_seeds(config, split)
     if name in beside:
-        raise UserError(f"evaluate(name={name!r}): another policy has this name; choose another")
+        raise UserError(f"evaluate(name={name!r}): another policy has this name; choose a different one")
     flat = config.pop("flat", False)
 
     def by_parts(observation: Mapping[str, Any]) -> Any:
@@ -349,9 +350,9 @@ def _config_of(env: Any) -> dict[str, Any]:
         inner: gym.Env[Any, Any] = env
         while isinstance(inner, gym.Wrapper):
             if not isinstance(inner, _PASSIVE):
-                raise UserError(f"evaluate: the environment is wrapped in {type(inner).__name__}, which the windows "
-                                "would be played without; expected it unwrapped, and a function that does what the "
-                                "wrapper does (flat=True of ooco_gym.make needs none)")
+                raise UserError(f"evaluate: the environment is wrapped in {type(inner).__name__}, which evaluation "
+                                "would not apply; expected the unwrapped environment and a policy function that does "
+                                "what the wrapper does (flat=True of ooco_gym.make needs none)")
             inner = inner.env
         if env.spec is None:
             raise UserError("evaluate: the environment has no spec; expected one of gymnasium.make, a name or a "

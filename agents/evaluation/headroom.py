@@ -190,7 +190,7 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     started = time.monotonic()
     if not config["learnable"]:
-        raise UserError("learnable=false: heuristics beside one another are played by ooco-gym evaluate policies=[all]")
+        raise UserError("learnable=false is gone: 'ooco-gym evaluate policies=[all]' compares heuristics")
     for key, least in (("episodes", FOLDS), ("workers", 1), ("decisions", FOLDS)):
         whole(config, key, least)
     positive_or_null(config, "horizon_s", "the end of the episode")
@@ -202,7 +202,7 @@ def main(cfg: Any) -> dict[str, Any]:
     share = -(-int(config["decisions"]) // len(windows))
     play = partial(play_window, {**config, "env": env}, share)
     played = in_processes(play, windows, int(config["workers"]))
-    records = list(track(played, "playing decisions out", total=len(windows)))
+    records = list(track(played, "simulating the outcomes of decisions", total=len(windows)))
     summary = {"env": env["id"], "episodes": len(windows), "horizon_s": config["horizon_s"],
                **judged(records, int(names[0])), "wall_s": time.monotonic() - started}
     out = Path(config["out"])
@@ -218,7 +218,7 @@ def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
     hindsight, with intervals over windows, and the service of a window."""
     decisions = [one for record in records for one in record["played"]]
     if len({one.window for one in decisions}) < FOLDS:
-        raise UserError(f"fewer than {FOLDS} windows have decisions with a choice: play more episodes, or longer ones")
+        raise UserError(f"fewer than {FOLDS} windows have decisions with a choice: run more or longer episodes")
     found = gains(decisions)
     model, best = (_over_windows(found[:, column], decisions) for column in (0, 1))
     placebo = _over_windows(gains(shuffled(decisions, seed))[:, 0], decisions)
@@ -258,15 +258,15 @@ def table(summary: Mapping[str, Any]) -> Table:
         gain = summary[name]
         rows.append((name, with_interval(gain["mean"], gain["low"], gain["high"], "+.4g"),
                      in_deviations(summary, name)))
-    heads = ("chosen by", "reward of a decision over the best constant choice (95 %)",
-             "in standard deviations of its outcomes")
+    heads = ("chosen by", "reward of a decision minus the best constant action (95 %)",
+             "in standard deviations of the outcomes")
     return Table(f"Learnable in {summary['env']}", heads, rows, align="lrr")
 
 
 def words(summary: Mapping[str, Any]) -> str:
     """The result in sentences."""
-    says = "Learnable" if summary["learnable"] else "Nothing learnable shown"
-    return (f"{says}: {summary['decisions']:,} of some {summary['decisions_a_window']:,.0f} decisions a window, in "
+    says = "Learnable" if summary["learnable"] else "Nothing learnable found"
+    return (f"{says}: {summary['decisions']:,} of about {summary['decisions_a_window']:,.0f} decisions a window, in "
             f"{summary['episodes']} windows; the outcomes of one decision have a standard deviation of "
-            f"{summary['spread']:.4g}. A gain below {resolution(summary):.0%} of a window's service, if those of its "
-            "decisions added up, would not have shown.")
+            f"{summary['spread']:.4g}. A gain below {resolution(summary):.0%} of a window's offline service would not "
+            "be detected, if the gains of its decisions add up.")

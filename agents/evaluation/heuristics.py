@@ -138,8 +138,9 @@ def _of_another_package(env: Any, name: str) -> Heuristic:
         return Heuristic(name, _random_of_masks)
     is_base = is_base_policy(name, env)
     if not hasattr(env, "base_action" if is_base else "rule_action"):
-        raise UserError(f"'{name}' has no say in {type(env).__name__}, which has no method rule_action: play learned "
-                        f"policies there, or {RANDOM}; train begins from random play with agent.imitate.rule=null")
+        raise UserError(f"'{name}' cannot act in {type(env).__name__}, which has no method rule_action: evaluate "
+                        f"learned policies there, or {RANDOM}; with agent.imitate.rule=null training begins from a "
+                        "random policy")
     return Heuristic(name, lambda env: env.base_action if is_base else partial(env.rule_action, name))
 
 
@@ -163,16 +164,16 @@ def by_name(env: Any, name: str) -> Heuristic:
         if is_base_policy(name, env):
             return Heuristic(name, plain[BASE].begin)
         if are_settings(env.decisions):
-            raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
-                            "the base policy's seat (agents.evaluation.heuristics.as_base_policy)")
+            raise UserError(f"'{name}' has no rule for this environment's actions, which are parameters: it acts as "
+                            "the base policy (agents.evaluation.heuristics.as_base_policy)")
         return _published(name)
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
     if name in FORMER["heuristic"]:
         raise unknown("heuristic", name, known)
-    raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)} and no run folder; it knows: "
-                    f"{', '.join(known)}")
+    raise UserError(f"'{name}' is neither a heuristic of this environment{nearest(name, known)} nor a run folder; "
+                    f"known: {', '.join(known)}")
 
 
 def heuristics_of(env: Any) -> list[Heuristic]:
@@ -321,7 +322,7 @@ def _constant(controls: Any, name: str) -> Heuristic:
         part = controls.names.index(parameter)
         levels = [f"{level:g}" for level in controls.levels[part, : int(controls.counts[part])]]
         if value not in levels:
-            raise UserError(f"'{name}': {parameter} has no level {value}; it has: {', '.join(levels)}")
+            raise UserError(f"'{name}': {parameter} has no level {value}; levels: {', '.join(levels)}")
         action[part] = levels.index(value)
     return Heuristic(name, lambda env: lambda: action)
 

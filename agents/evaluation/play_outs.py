@@ -34,7 +34,7 @@ class PlayOuts:
 
     def __init__(self, env: Any, horizon_s: float | None = None) -> None:
         if env.config.box:
-            raise UserError("action=box: single candidates are played out; leave action=discrete")
+            raise UserError("action=box: outcomes are simulated for single candidates; leave action=discrete")
         self.env, self.horizon_s = env, horizon_s
         self._window: Any = None
         self._clones: Clones | None = None

@@ -102,10 +102,10 @@ class FunctionPlayer:
     def _checked(self, env: gym.Env, mask: np.ndarray, action: Any) -> Any:
         space = env.action_space
         if isinstance(space, spaces.Discrete):
-            number = int(finite(f"the answer of '{self.name}'", action))
+            number = int(finite(f"the action of '{self.name}'", action))
             always = number == BASE_ACTION and bool(decision_names(env))
             if not space.contains(number) or not (mask[number] or always):
-                raise UserError(f"'{self.name}' answers {action!r}, which is not legal here; expected one of "
+                raise UserError(f"'{self.name}' returns {action!r}, an illegal action; expected one of "
                                 f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")
             return number
         try:
@@ -113,7 +113,7 @@ class FunctionPlayer:
         except (TypeError, ValueError):
             value = None
         if not space.contains(value):
-            raise UserError(f"'{self.name}' answers {action!r}; expected an action of {space}")
+            raise UserError(f"'{self.name}' returns {action!r}; expected an action of {space}")
         return value
 
 
@@ -258,8 +258,8 @@ class _Episode:
                 raise UserError("the environment gives no 'summary' in its last info, so it cannot be evaluated")
             self.summary = info["summary"]
             if missing := [key for key, _ in METRICS.values() if key and key not in self.summary]:
-                raise UserError(f"the environment's 'summary' lacks {', '.join(missing)}, by which policies are "
-                                "compared")
+                raise UserError(f"the environment's 'summary' lacks {', '.join(missing)}, which comparisons of "
+                                "policies need")
         return self.done
 
     def record(self) -> dict[str, Any]:
@@ -299,8 +299,8 @@ def load_learned(folder: str) -> LearnedPolicy:
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
         if policy.kind != "candidates":
-            raise UserError(f"'{folder}' sets parameters of the rule '{policy.rule}' and takes no actions of an "
-                            "environment; simulate the rule with it")
+            raise UserError(f"'{folder}' sets parameters of the rule '{policy.rule}' and takes no actions in an "
+                            "environment; simulate that policy with it")
         inputs = policy.manifest["inputs"]
         return LearnedPolicy(
             policy.decide_unchecked, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS},
@@ -319,7 +319,7 @@ def check_fit(label: str, folder: str, env: Any) -> None:
     policy = load_learned(os.fspath(folder))
     unknown = [name for name in decision_names(env) if name not in policy.decisions]
     if unknown and policy.decisions:  # a run of another package's environment names none
-        raise UserError(f"policy '{label}' was never asked to {' or '.join(unknown)}, only to "
+        raise UserError(f"policy '{label}' was not trained to {' or '.join(unknown)}, only to "
                         f"{', '.join(policy.decisions)}; evaluate it on the environment it was trained on")
     space: Any = env.observation_space
     ours = isinstance(space, spaces.Dict) and set(OBSERVATION_KEYS) <= set(space)
@@ -351,15 +351,15 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
     """
     sweep = Sweep.read(folder)
     if sweep.about["command"] != "train":
-        raise UserError(f"'{folder}' is a sweep of '{sweep.about['command']}'; evaluate plays those of 'ooco-gym train "
-                        "-m …'")
+        raise UserError(f"'{folder}' is a sweep of '{sweep.about['command']}'; evaluate accepts sweeps of 'ooco-gym "
+                        "train -m …'")
     points, seeds = sweep.columns["point"], sweep.columns["seed"]
     found = {}
     for setting, rows in sweep.groups():
         label = ",".join(f"{key}={value}" for key, value in setting.items()) or Path(folder).name
         found[label] = {f"seed_{seeds[row]}": str(Path(folder, points[row])) for row in rows}
     if not found:
-        raise UserError(f"no point of the sweep '{folder}' has ended well; start it again, which repeats what failed")
+        raise UserError(f"no point of the sweep '{folder}' has succeeded; start it again, which repeats failed points")
     return found
 
 

@@ -60,7 +60,7 @@ def grid(records: Records, metric: str) -> np.ndarray:
         figures.setdefault(record.get("run"), []).append(float(value))
         games.setdefault(record.get("run"), []).append((record["seed"], record["window"]))
     if any(played != next(iter(games.values())) for played in games.values()):
-        raise ValueError("runs of one policy must play the same windows in the same order")
+        raise ValueError("runs of one policy must cover the same windows in the same order")
     return np.array(list(figures.values()))
 
 
@@ -217,9 +217,9 @@ def budget_words(suite: Mapping[str, Any]) -> list[str]:
     for entry in sorted(suite["policies"], key=lambda entry: not entry["learned"]):
         name, upper, mean = entry["policy"], entry["violation_upper_limit"], means[entry["policy"]]
         if mean is None or upper is None:
-            said.append(f"{name}: nothing can be said of the violation budget.")
+            said.append(f"{name}: the violation budget cannot be tested.")
             continue
-        verdict = "holds" if upper <= limit else "breaks" if mean > limit else "is not shown to hold"
+        verdict = "meets" if upper <= limit else "exceeds" if mean > limit else "is not shown to meet"
         said.append(f"{name} {verdict} the violation budget of {limit:.0%}: {mean:.2%} of online requests violate, "
                     f"upper limit {upper:.2%}.")
     return said

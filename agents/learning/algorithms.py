@@ -41,9 +41,9 @@ def check_agent(agent: Settings) -> None:
     else:
         decisions = whole(agent, "n_steps", 2, name="agent.n_steps") * agent["n_envs"]
         if decisions > MOST["n_steps"]:
-            raise UserError(f"agent.n_steps={agent['n_steps']} of agent.n_envs={agent['n_envs']} are {decisions:,} "
-                            f"decisions between two updates; expected at most {MOST['n_steps']:,}")
-    positive_or_null(agent, "target_kl", "no end to an update", name="agent.target_kl")
+            raise UserError(f"agent.n_steps={agent['n_steps']} of agent.n_envs={agent['n_envs']} give {decisions:,} "
+                            f"decisions an update; expected at most {MOST['n_steps']:,}")
+    positive_or_null(agent, "target_kl", "no early stop of an update", name="agent.target_kl")
     for key, value in discounts_of(agent).items():
         if not is_number(value) or not 0.0 < value <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {value}")

@@ -237,8 +237,8 @@ def lagrangian(config: Mapping[str, Any], agent: Mapping[str, Any], model: Any, 
     """
     places, settings = env.unwrapped.env, agent["lagrangian"]
     if not hasattr(places, "episodes"):
-        raise UserError(f"agent.lagrangian: {config['env']['id']} does not count the online requests that "
-                        "arrive; choose an environment of ooco_gym, or leave it out")
+        raise UserError(f"agent.lagrangian: {config['env']['id']} does not count the online requests that arrive; "
+                        "choose an environment of ooco_gym, or leave out agent.lagrangian")
     budget = settings.get("budget")
     if budget is None:
         budget = places.config.scenario.load_protocol().violation_budget

@@ -26,8 +26,8 @@ def check_free(config: Mapping[str, Any]) -> None:
     if overwrite not in (None, True, False):
         raise UserError(f"overwrite must be true or false, got {overwrite!r}")
     if not overwrite and holds_run(Path(config["out"])):
-        raise UserError(f"out={config['out']} holds a training run; go on with it by resume={config['out']}, choose "
-                        "another out, or remove it by overwrite=true")
+        raise UserError(f"out={config['out']} holds a training run; continue it with resume={config['out']}, choose "
+                        "another out, or replace it with overwrite=true")
 
 
 def go_on_in_sweep(cfg: Any) -> None:
@@ -84,13 +84,12 @@ def _folder_of(asked: Mapping[str, Any]) -> Path:
         raise UserError(f"resume={folder} is not a training run: {CONFIG_FILE} is missing; expected the 'out' of "
                         "'ooco-gym train'")
     if not (folder / STATE_FILE).is_file():
-        raise UserError(f"resume={folder} has no {STATE_FILE} to go on from: it ended before it learned, or was "
-                        "trained with resumable=false; train anew")
+        raise UserError(f"resume={folder} has no {STATE_FILE} to resume from: it ended before it learned, or was "
+                        "trained with resumable=false; start a new training")
     if asked.get("overwrite"):
-        raise UserError(f"overwrite=true would remove the run that resume={folder} goes on with; leave one of "
-                        "them away")
+        raise UserError(f"overwrite=true would remove the run that resume={folder} continues; leave one of them out")
     if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():
-        raise UserError(f"out={asked['out']} is not resume={folder}: a run goes on in its own folder; leave out away")
+        raise UserError(f"out={asked['out']} is not resume={folder}: a run continues in its own folder; drop out=")
     return folder
 
 
@@ -99,5 +98,5 @@ def _check_same(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any], fol
     wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
     if wanted != had:
         what = key if isinstance(wanted, Mapping) or isinstance(had, Mapping) else f"{key}={wanted}"
-        raise UserError(f"{what} differs from the run in '{folder}': a run goes on as it was begun; leave {key} away, "
-                        "or train anew")
+        raise UserError(f"{what} differs from the run in '{folder}': a resumed run keeps its configuration; leave out "
+                        f"{key}, or start a new training")

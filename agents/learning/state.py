@@ -63,8 +63,8 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"schema {state['schema']}, not {_SCHEMA}")
     except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"'{path}' cannot be resumed from, as it is damaged or of another version of ooco-gym "
-                        f"({reason}); train anew") from error
+        raise UserError(f"'{path}' cannot be resumed from: it is damaged or from another version of ooco-gym "
+                        f"({reason}); start a new training") from error
     done, total = int(state["trainer"]["timesteps"]), int(config["total_timesteps"])
     summary = mapping_or_empty(out / SUMMARY_FILE)
     told = summary.get("timesteps") == done and summary.get("stopped_by") != "interrupt"

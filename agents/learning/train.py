@@ -76,7 +76,7 @@ def _check(config: Mapping[str, Any]) -> None:
         positive_or_null(validation, "window_s", "the environment's own", "validation.window_s")
     if config.get("checkpoint_every_steps"):
         whole(config, "checkpoint_every_steps", 0)
-    positive_or_null(config, "checkpoint_every_s", "none by the clock")
+    positive_or_null(config, "checkpoint_every_s", "no time limit")
     for split in SPLITS[:2]:
         split_seeds(group(config, "env"), split)
 
@@ -87,8 +87,8 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
           f"{summary['stopped_by']}")
     parts = {"learning": summary["learning_wall_s"], "validation": summary["validation_wall_s"],
              "preparation": summary["preparation_wall_s"], "setting up": summary["setup_wall_s"]}
-    print(f"{summary['wall_s']:.0f} s in all:", ", ".join(f"{part} {wall_s:.1f} s" for part, wall_s in parts.items()))
-    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation")
+    print(f"{summary['wall_s']:.0f} s in total:", ", ".join(f"{part} {wall_s:.1f} s" for part, wall_s in parts.items()))
+    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s without validation")
     best, window_s = summary["best"], summary["validation_window_s"]
     if best:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

@@ -31,7 +31,7 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
                   "features": feature_table(env, run.space[key], key, shapes[key][-1])}
             for key in ("cluster", "candidates", "decision")
         }
-    inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
+    inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 if the action is legal"}
     for key in ("cluster", "candidates"):  # features are clipped at eight deviations from the mean
         scale: Any = getattr(run.actor.encoder, key)
         for row, middle, wide in zip(inputs[key]["features"], scale.mean.tolist(), scale.deviation.tolist(),
@@ -42,13 +42,13 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
     return {
         "kind": "candidates", "name": name or "-".join(decisions) or run.config["env"]["id"],
         "decision_point": {"name": ", ".join(decisions) or "action", "meaning":
-                           "a level for each part" if parts else "one of the actions, of those that are legal"},
+                           "one level for each part" if parts else "one of the legal actions"},
         "rule": str(run.config["env"].get("base_policy", "")),
         "environment": run.config["env"]["id"], "decisions": list(decisions),
         "history": 1, "inputs": inputs,
         "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
-                               "a level for each of parts" if parts else "index into actions; always a legal one"},
-                    "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
+                               "one level for each part" if parts else "index into actions; always a legal one"},
+                    "logits": {"shape": [actions], "dtype": "float32", "meaning": "logit; -1e8 for illegal actions"}},
         "batch_axis": "the first axis of every input and output, any size",
         "action_space": {"kind": "MultiDiscrete" if parts else "Discrete",
                          "n": [len(part["levels"]) for part in parts] if parts else actions},
@@ -105,7 +105,7 @@ def feature_table(env: Any, space: Any, key: str, width: int) -> list[dict[str, 
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 
-_ANY = ("the decision's own no", BASE)
+_ANY = ("decline", BASE)
 
 
 def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:

@@ -68,9 +68,9 @@ def main(cfg: Any) -> dict[str, Any]:
         write_bundle(out, described, arrays, reference, forms)
         if not run.timesteps:  # validation preferred the copy, or the run was cut short
             rule = imitated(run.config["agent"])
-            what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
-            warnings.warn(f"the policy of '{source}' has learned from 0 decisions: it is {what}; the policy that "
-                          "learned last is policy_last.zip in the same folder", UserWarning, stacklevel=2)
+            what = "the untrained policy" if rule is None else f"the initial copy of '{rule}'"
+            warnings.warn(f"the policy of '{source}' has learned from 0 decisions: it is {what}; policy_last.zip in "
+                          "the same folder is the last trained policy", UserWarning, stacklevel=2)
         agreement["decisions_learned"] = run.timesteps
     for form in set(forms) & {"npz", "onnx"}:
         Policy.load(out, form=form)  # raises if the form does not reproduce the reference vectors
@@ -96,7 +96,7 @@ def _forms(config: Mapping[str, Any]) -> list[str]:
         if form not in FORMS:
             raise unknown("form", form, FORMS)
     if not wanted:
-        raise UserError(f"forms=[] names no form; expected some of: {', '.join(FORMS)}")
+        raise UserError(f"forms=[] is empty; expected some of: {', '.join(FORMS)}")
     return [form for form in FORMS if form in wanted]
 
 
@@ -105,7 +105,7 @@ def _refuse_clairvoyance(env: Mapping[str, Any]) -> None:
     cluster = env.get("cluster") or (env.get("scenario") or {}).get("cluster")
     if cluster is not None and Cluster.load(cluster).retention == CLAIRVOYANT:
         raise UserError(f"the policy has learned on a cluster with retention={CLAIRVOYANT}, a bound that no engine can "
-                        "keep; train it with another order")
+                        "implement; train it with another retention")
 
 
 def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, Any]) -> None:
@@ -118,8 +118,8 @@ def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, 
     if out.resolve() == source.resolve():
         raise UserError(f"out='{out}' is the bundle itself; give another folder")
     if ARRAYS_FILE not in known["files"]:
-        raise UserError(f"'{source}' has no {ARRAYS_FILE}, of which all forms are made; export the run itself, or ask "
-                        "whoever made the bundle for the form npz")
+        raise UserError(f"'{source}' has no {ARRAYS_FILE}, from which all forms are written; export the run itself, or "
+                        "get the bundle's form npz from its source")
     kept = {key: value for key, value in known.items()
             if key not in ("schema", "manifest_sha256", "files", "forms", "reference")}
     kept["name"] = config.get("name") or kept["name"]

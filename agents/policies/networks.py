@@ -277,7 +277,7 @@ def check_observation_space(space: spaces.Space, levels: tuple[int, ...] = ()) -
     known = set(space) if isinstance(space, spaces.Dict) else set()
     missing = [key for key in OBSERVATION_KEYS if key not in known]
     if missing:
-        raise UserError(f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
+        raise UserError(f"the environment's observation lacks {', '.join(missing)}; expected a Dict of "
                         f"{', '.join(OBSERVATION_KEYS)}")
     observed_shapes(space, levels)
 

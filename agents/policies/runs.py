@@ -78,7 +78,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
             weights = torch.load(packed, weights_only=True)
             for name, array in weights.items():
                 if array.is_complex() or array.numel() > MOST_UNZIPPED:  # strides of 0 make any size of nothing
-                    raise ValueError(f"'{name}' is {array.dtype}{list(array.shape)}, and no array of weights")
+                    raise ValueError(f"'{name}' is {array.dtype}{list(array.shape)}, not an array of weights")
             return weights, int(json.loads(archive.read("data"))["num_timesteps"])
     except Exception as error:  # zipfile and torch raise a dozen kinds; all mean that the file is no policy
         reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
@@ -110,8 +110,8 @@ def load_run(folder: str | Path) -> LoadedRun:
     try:
         return LoadedRun(read_config(path), path / kept)
     except (KeyError, RuntimeError) as error:  # arrays of another network than the configuration's
-        raise UserError(f"'{path / kept}' does not fit the environment and the network of {CONFIG_FILE} beside "
-                        f"it, one of which has changed since: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"'{path / kept}' does not fit the environment and the network of {CONFIG_FILE} , one of which "
+                        f"has changed since: {' '.join(str(error).split())[:200]}") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -60,17 +60,17 @@ def read(folder: Path, names: Sequence[str]) -> Any:
     try:
         state = pickle.loads(path.read_bytes())
         if not isinstance(state, dict) or state.get("schema") != _SCHEMA:
-            raise UserError(f"'{path}' is of another version of ooco-gym, or no search; expected schema {_SCHEMA}: "
-                            "train anew")
+            raise UserError(f"'{path}' is from another version of ooco-gym, or not a search; expected schema "
+                            f"{_SCHEMA}: start a new search")
         if tuple(state["names"]) != tuple(names):
-            raise UserError(f"'{path}' is of a search over other numbers of the policy, which has changed since: train "
-                            "anew")
+            raise UserError(f"'{path}' is from a search over other parameters of the policy, which has changed since: "
+                            "start a new search")
         return pickle.loads(state["memory"])
     except UserError:
         raise
     except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"'{path}' cannot be resumed from: {reason}; train anew") from error
+        raise UserError(f"'{path}' cannot be resumed from: {reason}; start a new search") from error
 
 
 def write_policy(folder: Path, candidate: Candidate) -> None:
@@ -87,5 +87,5 @@ def write_policy(folder: Path, candidate: Candidate) -> None:
         write_weights(folder / WEIGHTS_FILE, policy.layout, candidate.weights)
         lines["weights"] = WEIGHTS_FILE
     with atomic_write(folder / POLICY_FILE) as temporary:
-        temporary.write_text("# Found by a search (ooco-gym train); its summary.json says how.\n"
+        temporary.write_text("# Found by a search (ooco-gym train); summary.json describes it.\n"
                              + yaml.safe_dump(lines, sort_keys=False, width=120), encoding="utf-8")

@@ -94,7 +94,7 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     _check_agent(agent)
     _check_conditions(agent)
     if agent["generations"] is None and config.get("max_wall_s") is None:
-        raise UserError("agent.generations=null has no end; give max_wall_s")
+        raise UserError("agent.generations=null sets no limit; give max_wall_s")
     if agent["policy"] is None:
         with closing(make_env(config["env"])) as env:
             inside: Any = env.unwrapped
@@ -138,7 +138,7 @@ def _check_conditions(agent: Mapping[str, Any]) -> None:
                         "[{workload: ooc, load: 0.9}], or null for the environment's own")
     if agent["windows"] % len(listed):
         raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, which "
-                        "play as many windows each")
+                        "get equally many windows")
 
 
 def _log(logger: Any, search: Search) -> None:
@@ -188,20 +188,20 @@ def _summary(search: Search, resumed: bool, started: float) -> dict[str, Any]:
 
 def show(report: Mapping[str, Any], out: Path) -> None:
     """Prints the outcome in a few lines."""
-    print(f"{report['generations']} generations, {report['candidates']:,} candidates of {report['numbers']} numbers, "
-          f"{report['windows_played']:,} windows, stopped by {report['stopped_by']}; {report['wall_s']:.0f} s in all, "
-          f"{report['windows_per_s']:.1f} windows/s on {report['threads']} threads")
+    print(f"{report['generations']} generations, {report['candidates']:,} candidates of {report['numbers']} "
+          f"parameters, {report['windows_played']:,} windows, stopped by {report['stopped_by']}; "
+          f"{report['wall_s']:.0f} s in total, {report['windows_per_s']:.1f} windows/s on {report['threads']} threads")
     kind, reference = report["score"], report["reference"]
     for split in ("training", "validation"):
         ships, mine = report["as_it_ships"][split], report["kept"][split]
         low, high = (mine[end] is not None and format_score(kind, mine[end]) for end in ("low", "high"))
         ends = f" [{low}, {high}]" if low else ""
-        print(f"{split}: {format_score(kind, mine['score'], reference)}{ends}, as it ships "
+        print(f"{split}: {format_score(kind, mine['score'], reference)}{ends}, default "
               f"{format_score(kind, ships['score'])}; offline service {mine['service']:.4g} and {ships['service']:.4g} "
               f"reference GPU-s/s; violations {mine['violation_rate']:.2%} and {ships['violation_rate']:.2%}, upper "
               f"limits {mine['violation_upper_limit']:.2%} and {ships['violation_upper_limit']:.2%}")
     if not report["changed"]:
-        print("nothing better was found: kept as it ships")
+        print("nothing better was found: the default parameters are kept")
     if report["stopped_by"] in ("interrupt", "max_wall_s"):
-        print(f"resume={out} goes on where the search stands")
+        print(f"resume={out} continues the search")
     print(f"policy: {out / checkpoints.POLICY_FILE}")

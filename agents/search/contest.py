@@ -53,7 +53,7 @@ def play_held_out(env: Mapping[str, Any], played: Mapping[str, str], windows: in
     """
     configs = configs_of(env, conditions or [{}], "conditions")
     field = Field(configs, list(seeds or split_seeds(env, "test")), windows * len(configs), None)
-    with progress("playing held-out windows", len(played) * windows * len(configs)) as bar:
+    with progress("simulating held-out windows", len(played) * windows * len(configs)) as bar:
         found = field.population.play([Candidate(get_policy(one)) for one in played.values()], played=bar.advance)
     return dict(zip(played, found, strict=True)), field.conditions
 

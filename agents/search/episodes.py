@@ -73,7 +73,7 @@ def configs_of(env: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]], 
 def _name_of(condition: Mapping[str, Any]) -> str:
     """A condition's own name, or its changes in words."""
     changes = ", ".join(f"{key}={value}" for key, value in condition.items())
-    return str(condition.get("name") or changes or "as it is")
+    return str(condition.get("name") or changes or "unchanged")
 
 
 class Field:
@@ -134,7 +134,7 @@ class Search:
                                        (env, "validation", agent["validation"]["windows"])):
             if int(count) % len(listed):
                 raise UserError(f"agent.validation.windows={count} must be a multiple of the {len(listed)} conditions, "
-                                "which play as many windows each")
+                                "which get equally many windows")
             configs = configs_of(settings, listed, "agent.conditions")
             fields.append(Field(configs, split_seeds(env, split), int(count), agent["threads"]))
         return [_name_of(one) for one in listed], *fields
@@ -317,7 +317,7 @@ class Search:
         """Searches until the budget is used up, and keeps the best; `log` is called after each
         generation."""
         every = int(self.agent["validation"]["every"])
-        with progress(f"{self.agent['name']}: {self.policy.name} as it ships", self.agent["generations"]) as bar:
+        with progress(f"{self.agent['name']}: default {self.policy.name}", self.agent["generations"]) as bar:
             self._bar = bar
             bar.advance(float(self.memory.generation))
             self.begin()
@@ -361,7 +361,7 @@ class Search:
         """The state of the search, in a line."""
         memory, total = self.memory, self.agent["generations"]
         assert memory.judged is not None
-        best = format_score(self.agent["score"], memory.judged.score, self.agent["reference"] or "what ships")
+        best = format_score(self.agent["score"], memory.judged.score, self.agent["reference"] or "the default")
         return (f"{self.policy.name}: generation {memory.generation + 1}" + (f" of {total}" if total else "")
                 + f", best so far {best}")
 

@@ -105,13 +105,13 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
     """How a parameter is searched, or the reason why it is not."""
     name, asked, given = param.name, settings["params"], settings["space"] or {}
     if asked is not None and name not in asked:
-        return "not among those asked for"
+        return "not requested"
     if name in FIXED and name not in given:
         return "kept"
     choices = param.choices or ((0, 1) if param.whole and (param.low, param.high) == (0, 1) else ())
     if choices:
         if asked is None and name not in given:
-            return "a choice, searched where agent.params names it"
+            return "a choice, searched only if agent.params names it"
         if name in given:
             raise UserError(f"agent.space.{name}: {name} is a choice among {', '.join(map(str, choices))} and has no "
                             "range; name it in agent.params alone")
@@ -119,13 +119,13 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
         return Choice(name, default, choices)
     default: Any = policy.values.get(name)
     if not is_number(default):
-        return "no number to start from"
+        return "no initial value"
     one = _given(param, default, given[name]) if name in given else _around(param, default, float(settings["spread"]))
     if one is None or (one.high <= one.low and asked is None):
-        return "no range by itself: give one in space"
+        return "no range: give one in agent.space"
     if default != 0 and not one.low <= default <= one.high:  # 0: found by itself
-        raise UserError(f"agent.space.{name}: {one.low:g} to {one.high:g} does not hold {default}, the value that the "
-                        "policy ships with and from which the search starts")
+        raise UserError(f"agent.space.{name}: {one.low:g} to {one.high:g} does not hold {default}, the default at "
+                        "which the search starts")
     return one
 
 
@@ -204,8 +204,8 @@ def space_of(policy: Policy, settings: Mapping[str, Any]) -> Space:
     if settings["params"] is not None or not places:
         ranges, left = ranges_of(policy, settings)
     if not ranges and not places:
-        raise UserError(f"policy '{policy.name}' has no number to turn; choose another policy, or name some of its "
-                        "parameters in agent.params with a range in agent.space")
+        raise UserError(f"policy '{policy.name}' has no parameter to search; choose another policy, or name parameters "
+                        "in agent.params with a range in agent.space")
     return Space(policy, tuple(ranges), np.array(places, np.int64),
                  (*(one.name for one in ranges), *(names[place] for place in places)), left,
                  float(settings["weight_scale"]))
@@ -224,13 +224,13 @@ def _weights_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[str],
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     if patterns and layout is None:
         raise UserError(f"agent.weights={patterns}: policy '{policy.name}' has no weights; leave it out, or choose a "
-                        "policy that has some, such as adaptive_deadline")
+                        "policy with weights, such as adaptive_deadline")
     places: set[int] = set()
     for pattern in patterns:
         mine = [place for place, name in enumerate(names) if fnmatchcase(name, pattern)]
         if not mine:
-            raise UserError(f"agent.weights: '{pattern}' names no weight of policy '{policy.name}'"
-                            f"{nearest(pattern, names)}; expected row:column, where * stands for any text: "
+            raise UserError(f"agent.weights: '{pattern}' names no weight of policy "
+                            f"'{policy.name}'{nearest(pattern, names)}; expected row:column, where * matches any text: "
                             f"'*:{layout.columns[-1]}'")  # type: ignore[union-attr]
         places.update(mine)
     return names, sorted(places)

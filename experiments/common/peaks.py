@@ -118,7 +118,7 @@ def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     try:
         store_entry(entry, path, key)
     except (OSError, UserError) as error:
-        warnings.warn(f"the peak factor is not kept for another time in '{path}' ({' '.join(str(error).split())})",
+        warnings.warn(f"the peak factor cannot be stored in '{path}' ({' '.join(str(error).split())})",
                       UserWarning, stacklevel=3)
 
 
@@ -148,8 +148,8 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
     where = f"'{title_of(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
         slo = scenario.load_slo()
-        raise UserError(f"{100 * floor:.2f} % of the requests of {where} violate even alone on an idle cluster, more "
-                        f"than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
+        raise UserError(f"{100 * floor:.2f} % of the requests of {where} violate their SLOs even on an idle cluster, "
+                        f"more than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
                         f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
 
     reference = reference_policy(scenario)

@@ -31,7 +31,7 @@ def names_of(options: Mapping[str, Any]) -> list[str]:
         raise UserError("policies is empty; expected such as policies=[ooco,base_pd]")
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise UserError(f"policies: '{name}' is there twice; expected different names")
+            raise UserError(f"policies: '{name}' is given twice; expected different names")
         get_policy(name)
     return names
 
@@ -45,8 +45,8 @@ def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
     """
     baseline = options["baseline"] or baseline_among(policies)
     if baseline not in policies:
-        raise UserError(f"baseline={baseline} is none of the policies compared{nearest(str(baseline), policies)}; add "
-                        f"it to policies=[…], or name one of them by baseline=…: {', '.join(policies)}")
+        raise UserError(f"baseline={baseline} is not one of the compared policies{nearest(str(baseline), policies)}; "
+                        f"add it to policies=[…], or name one of them by baseline=…: {', '.join(policies)}")
     return str(baseline)
 
 
@@ -73,7 +73,7 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
     if len(ends) == 2 and all(end.isdecimal() for end in ends) and int(ends[0]) < int(ends[1]):
         return tuple(range(int(ends[0]), int(ends[1])))
     raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3), a list such as [1,2,3] or a range "
-                    "such as 101:121, whose end is not played")
+                    "such as 101:121, whose end is excluded")
 
 
 def check_names(where: str, given: Mapping[str, Any]) -> None:

@@ -46,13 +46,14 @@ class Limits:
 
     def words(self) -> str:
         """Returns the limits in a sentence."""
-        late = f"at most {percent(self.violations)} of the online requests are late"
+        late = f"at most {percent(self.violations)} of the online requests violate their SLOs"
         kept = [f"{percent(share, 0)} {of}" for share, of in (
-            (self.kept_up, "of the requests are done in it, those under way at its edges by the share computed"),
-            (self.kept_up_service, "of their reference GPU time is begun in it")) if share > 0]
+            (self.kept_up, "of the requests are completed in it (those in progress at its edges count by their "
+                           "computed share)"),
+            (self.kept_up_service, "of their reference GPU time is started in it")) if share > 0]
         if not kept:
-            return f"A rate holds while {late}, however the offline backlog grows."
-        return (f"A rate holds while {late} and, of what arrives offline in the window's second half, at least "
+            return f"A rate holds if {late}, even if the offline backlog grows."
+        return (f"A rate holds if {late} and, of the offline work that arrives in the window's second half, at least "
                 f"{', and at least '.join(kept)}.")
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:

@@ -138,7 +138,7 @@ class Jobs:
     def progress(self, what: str) -> Iterator[None]:
         """Shows the numbers of submitted and finished simulations while the body runs."""
         def look() -> float:
-            bar.text(f"{what}: {self.finished} of {self.asked} simulations asked for so far")
+            bar.text(f"{what}: {self.finished} of {self.asked} simulations requested so far")
             return 0.25
 
         with progress(what) as bar, following(look, 0.25):

@@ -109,7 +109,7 @@ class Planner:
                 holds = count
             elif count == most:
                 raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                                f"{self.broken(tried[count].point)}; raise most, lower the load, or relax the SLO")
+                                f"{self.broken(tried[count].point)}; raise most, lower the load or relax the SLO")
             else:
                 fails, count = count, min(2 * count, most)
         while holds - fails > 1:
@@ -126,8 +126,8 @@ class Planner:
             kept = np.mean([run["online"][f"{name.lower()}_attainment"] for run in point.summaries])
             missed.append(f"{name} {percent(1.0 - float(kept))}")
         each = ", ".join(missed)
-        return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the offline work is "
-                "kept up with")
+        return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the arriving "
+                "offline work is completed")
 
     def carried(self, size: Size) -> Any:
         """Returns the largest offline rate that a size sustains (`experiments.common.sustain.Sustained`)."""
@@ -165,8 +165,8 @@ def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
     cluster = scenario.load_cluster()
     for role in ROLES:
         if len(getattr(cluster, role)) > 1:
-            raise UserError(f"cluster '{cluster.name}': pool '{role}' has groups of different instances; expected one, "
-                            "of which a plan takes more or fewer")
+            raise UserError(f"cluster '{cluster.name}': pool '{role}' has groups of different instances; expected one "
+                            "group, whose count a plan changes")
     values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
     pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
     return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}

@@ -53,8 +53,8 @@ class Store:
             write_json(self.folder / key[:2] / f"{key}.json", {"digest": key_of([key, kept]), "answer": kept})
         except (OSError, UserError) as error:
             self._writable = False
-            warnings.warn(f"results are not kept for another time: folder '{self.folder}' cannot be written ({error}); "
-                          "set OOCO_GYM_CACHE to a folder that can", UserWarning, stacklevel=2)
+            warnings.warn(f"results are not cached: folder '{self.folder}' cannot be written ({error}); set "
+                          "OOCO_GYM_CACHE to a writable folder", UserWarning, stacklevel=2)
 
 
 def key_of(question: Any) -> str:

@@ -105,8 +105,8 @@ def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Po
     """
     idle = [one["seed"] for one in summaries if one["online"][f"violation_rate_{tpot_from}"] is None]
     if idle:
-        raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, and without one no offline "
-                        "rate is too high; raise rate_scale or duration_s")
+        raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, so no offline rate would "
+                        "be too high; raise rate_scale or duration_s")
 
     def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
         return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)

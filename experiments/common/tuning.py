@@ -29,7 +29,7 @@ def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
     """
     tuning, shipped = options["tuning"], load_yaml("", "settings")
     if tuning is None:
-        raise UserError("tuning=null: expected a group of keys; tune=false plays each policy as it ships")
+        raise UserError("tuning=null: expected a group of keys; tune=false runs each policy with default parameters")
     settings, listed = tuning["policies"], options["tune"] or []
     if settings is None:
         named = policies if listed is True else listed
@@ -39,7 +39,8 @@ def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
         settings = {name: shipped[get_policy(name).name] for name in named if get_policy(name).name in shipped}
     both = sorted(set(seeds_of(options["seeds"])) & set(seeds_of(tuning["seeds"], "tuning.seeds")))
     if settings and both:
-        raise UserError(f"tuning.seeds: seed {both[0]} is measured, too; expected others than seeds={options['seeds']}")
+        raise UserError(f"tuning.seeds: seed {both[0]} is also a test seed; expected other seeds than "
+                        f"seeds={options['seeds']}")
     return {**options, "tuning": {**tuning, "policies": settings}}
 
 
@@ -100,10 +101,10 @@ def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str,
     tuning = options["tuning"]
     on = f"seeds {', '.join(map(str, seeds_of(tuning['seeds'], 'tuning.seeds')))}"
     if scenario.from_file:
-        on = f"the first {100 * tuning['part']:g} % of the trace, the rest of which is measured"
+        on = f"the first {100 * tuning['part']:g} % of the trace and tested on the rest"
     said = []
     for name, best in found.items():
         tried = 1 + len(tuning["policies"][name])
-        said.append(f"{name} {'as it ships' if best == name else f'as {best}'} (of {tried})")
-    said += [f"{name} not (no settings: tuning.policies)" for name in policies if name not in found]
+        said.append(f"{name} {'with default parameters' if best == name else f'as {best}'} (best of {tried})")
+    said += [f"{name} not tuned (no candidates in tuning.policies)" for name in policies if name not in found]
     return f"tuned on {on}: {', '.join(said)}"

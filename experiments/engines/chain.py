@@ -56,12 +56,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     out = Path(cfg.out)
     chip = cfg.chip if isinstance(cfg.chip, str) else None  # datasheet values belong to replay
     if chip is None and cfg.timing != "measured":
-        raise UserError(f"timing={cfg.timing}: the chain's own fit is of whole iterations, which only timing=measured "
-                        "looks up; give a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
+        raise UserError(f"timing={cfg.timing}: the chain fits whole iterations, which only timing=measured uses; give "
+                        "a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
     measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else out / "measured"
     if cfg.engine_clock is not None and chip is None:
-        raise UserError(f"engine_clock={cfg.engine_clock}: the chain's own fit is of whole iterations, host and all; "
-                        "give a chip fitted to kernels besides, such as chip=h100 timing=extended")
+        raise UserError(f"engine_clock={cfg.engine_clock}: the chain fits whole iterations including host time; add a "
+                        "chip fitted to kernels, such as chip=h100 timing=extended")
     if not cfg.measured:
         measure(plain(cfg.engine), measured)
     found = close(measured, out, chip, str(cfg.timing), cfg.engine_clock)
@@ -74,8 +74,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                       "used with timing=measured", highlight=False, markup=False)
     if cfg.engine_clock == "fit":
         figures = host.described({key: found["clock"][key] for key in host.CONSTANTS})
-        console.print(f"host time beside {chip}, timing={cfg.timing}: {figures}; written: '{out / host.CLOCK_FILE}', "
-                      "to be used as cluster.engine_clock=FILE", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"host time on top of {chip}, timing={cfg.timing}: {figures}; written: "
+                      f"'{out / host.CLOCK_FILE}', to be used as "
+                      "cluster.engine_clock=FILE", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "measured": str(measured), **found}
 
 
@@ -124,7 +125,7 @@ def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tup
         mode = "asynchronous" if facts.get("asynchronous") else "synchronous"
         said = (f"{len(own.rows['time_us']):,} iterations of {facts['engine']}, {mode}, with {facts.get('model')} on "
                 f"{facts.get('cpu') if facts['device'] == 'cpu' else facts['device']}")
-        clock = host.fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}",
+        clock = host.fit_clock(table, own.rows, f"measured_{mode}", f"{said}, on top of timing={timing} of {chip}",
                                host.mode_of(facts))
         found = errors(Timed(table, clock), own.rows)
         said = f"{clock.source}; MAPE {found['mape']:.1f} %, bias {found['bias']:+.1f} %"
@@ -193,5 +194,5 @@ def comparison(found: dict[str, Any]) -> Table:
             real, ours, error = (load[f"{key}_median_{part}"] for part in ("ms_real", "ms_simulated", "error"))
             cells += [f"{real:.4g}", f"{ours:.4g}", f"{error:+.1f} %"]
         rows.append((name, *cells, f"{load['iteration_errors']['bias']:+.1f} %"))
-    return Table(f"{found['engine']['engine']}: medians in ms, real and simulated; bias of iteration times",
+    return Table(f"{found['engine']['engine']}: medians in ms (real, simulated) and bias of iteration times",
                  ("load", "TTFT", "sim.", "error", "TPOT", "sim.", "error", "bias"), rows)

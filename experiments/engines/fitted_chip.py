@@ -65,8 +65,8 @@ def _linear_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) ->
     layers = fused_linears(model, 1)
     head = (model.hidden, model.vocab)
     if head in [(layer.d_in, layer.d_out) for layer in layers]:
-        raise UserError(f"the LM head of {head[0]} x {head[1]} has the shape of another layer, so that tables cannot "
-                        "tell them apart; measure a model with another vocabulary")
+        raise UserError(f"the LM head of {head[0]} x {head[1]} has the shape of another layer, so tables cannot "
+                        "distinguish them; measure a model with another vocabulary")
     operations = np.array([layer.d_in * layer.d_out for layer in layers], dtype=np.float64)
     rows: list[dict[str, Any]] = []
     for layer, share in zip(layers, operations / operations.sum() / model.layers, strict=True):

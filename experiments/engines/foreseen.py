@@ -151,13 +151,13 @@ def _foreseen(point: np.ndarray, width: np.ndarray, slopes: np.ndarray, left: fl
     for (i, one), (j, other) in combinations(enumerate(FIGURES), 2):
         alike = covariance[i, j] / spread[i] / spread[j]
         if abs(alike) > ALIKE:
-            notes.append(f"these requests do not tell {one} from {other} (correlation {alike:+.2f}): fit a run at "
-                         "another load together with this one")
+            notes.append(f"these requests do not separate {one} from {other} (correlation {alike:+.2f}): add a run at "
+                         "another load to the fit")
     wide = dict(zip(FIGURES, (SURE * spread * width).tolist(), strict=True))
     figures = dict(zip(FIGURES, point.tolist(), strict=True))
     if unsure := [name for name, value in figures.items() if value < wide[name]]:
-        notes.append(f"these requests do not tell {', '.join(unsure)} from 0")
+        notes.append(f"these requests do not distinguish {', '.join(unsure)} from 0")
     if left > POOR:
-        notes.append(f"averages stay {100 * left:.0f} % off under any host times: do not rely on this fit; look at the "
+        notes.append(f"averages stay {100 * left:.0f} % off with any host times: do not rely on this fit; check the "
                      "engine's settings in engine.json, and at the chip's times")
     return Foreseen(figures, wide, left, notes)

@@ -75,7 +75,7 @@ def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: 
     prompts = int((rows["n_prefill"] > 0).sum())
     if min(prompts, len(rows["n_prefill"]) - prompts) < len(CONSTANTS):
         raise UserError(f"{prompts} iterations with prompts and {len(rows['n_prefill']) - prompts} without are too few "
-                        "to fit an engine clock; expected some of both")
+                        "to fit an engine clock; expected more of both")
     found = robust_nnls(summed(rows, _terms(rows)), summed(rows, 1e-6 * rows["time_us"]),
                         summed(rows, 1e-6 * kernels_us(table, rows)))
     return replace(like, name=name, source=source, **dict(zip(CONSTANTS, found.tolist(), strict=True)))

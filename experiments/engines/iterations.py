@@ -127,9 +127,9 @@ def doubts(found: dict[str, float]) -> list[str]:
     """Returns a warning about a fit with unreliable `errors`; empty if they are small."""
     if abs(found["bias"]) <= MOST_BIAS and found["mape"] <= MOST_MAPE:
         return []
-    return [f"fitted iterations are {found['mape']:.0f} % off in the mean and {found['bias']:+.0f} % in all: do not "
-            "rely on this fit; look at 'machine' in engine.json for other work, measure again on a machine that is "
-            "left alone, with more engine.design.passes"]
+    return [f"fitted iterations have a MAPE of {found['mape']:.0f} % and a bias of {found['bias']:+.0f} %: do not rely "
+            "on this fit; check 'machine' in engine.json for other load, and measure again on an idle machine with "
+            "more engine.design.passes"]
 
 
 def held_out(rows: dict[str, np.ndarray]) -> dict[str, float]:

@@ -103,8 +103,8 @@ def _unfolded(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
     fields = (*REQUESTS[:3], "ttft_s", "e2e_s")
     for field in fields:
         if field not in table.columns:
-            raise UserError(f"'{table.path}' ({form.name}) does not say when requests came and when they got their "
-                            f"first and last token ({field} is missing); vllm bench serve does with --save-detailed")
+            raise UserError(f"'{table.path}' ({form.name}) lacks arrival times or times of the first and last token "
+                            f"({field} is missing); vllm bench serve writes them with --save-detailed")
     found = {field: table.numbers(field, "a number", np.nan) for field in fields}
     arrival_s = found["arrival_s"] / form.per_second
     requests = {**{name: found[name] for name in REQUESTS[1:3]}, "arrival_s": arrival_s,

@@ -59,7 +59,7 @@ def chip_of(run: Recorded, given: Any) -> str:
     text = _plain(str(run.engine.get("gpu") or run.engine.get("device") or ""))
     found = [name for name in list_chips() if _plain(name) in text]
     if not found:
-        raise UserError(f"'{run.folder / 'engine.json'}' names no chip that ships ('gpu'); give chip=NAME or "
+        raise UserError(f"'{run.folder / 'engine.json'}' names no known chip ('gpu'); give chip=NAME or "
                         "chip=FILE.yaml, which 'ooco-gym calibrate data=FOLDER' makes of the card's kernel times")
     return max(found, key=len)
 
@@ -116,8 +116,8 @@ def release_of(engine: dict[str, Any]) -> tuple[str, list[str]]:
     try:
         return engine_version_of(named[1]), []
     except UserError:
-        return ENGINE_VERSIONS[-1], [f"engine.json names '{engine['engine']}', whose own schedule is not known: that "
-                                     f"of vLLM {ENGINE_VERSIONS[-1]} is followed (docs/oracle.md)"]
+        return ENGINE_VERSIONS[-1], [f"engine.json names '{engine['engine']}', whose schedule is not simulated: the "
+                                     f"schedule of vLLM {ENGINE_VERSIONS[-1]} is used (docs/oracle.md)"]
 
 
 SCHEMA = "ooco-gym/replay/1"
@@ -153,8 +153,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if run.failed:
         said.append(f"left out: {run.failed} requests without a token or without times")
     for timing, fit in fits.items():
-        console().print(f"host time beside {chip}, timing={timing}: {fit}; averages are {100 * fit.left:.1f} "
-                        f"% off; written: '{_clock_file(out, timing)}', to be used as cluster.engine_clock=FILE",
+        console().print(f"host time on top of {chip}, timing={timing}: {fit}; averages are {100 * fit.left:.1f} % off; "
+                        f"written: '{_clock_file(out, timing)}', to be used as cluster.engine_clock=FILE",
                         highlight=False, markup=False, soft_wrap=True)
     for sentence in said:
         console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
@@ -196,9 +196,9 @@ def _unknown_prompts(run: Recorded) -> list[str]:
     """Returns a note if the engine had prefix caching, but the prompts' shared prefixes are unknown."""
     if run.prompts is not None or not run.engine.get("prefix_caching"):
         return []
-    return ["the engine kept prefixes (prefix_caching in engine.json), and nothing says which prompts begin alike: "
-            "here each finds only blocks of its own, so that waiting times may come out too long; give column "
-            f"{HASHES} or {TOKEN_IDS[0]} of requests.parquet, or prompts=FILE (docs/calibration.md)"]
+    return ["the engine cached prefixes (prefix_caching in engine.json), but the data do not say which prompts share a "
+            f"prefix: the replay finds no shared blocks, so waiting times may be too long; give column {HASHES} or "
+            f"{TOKEN_IDS[0]} of requests.parquet, or prompts=FILE (docs/calibration.md)"]
 
 
 def _allreduce(run: Recorded, chip: str) -> list[str]:

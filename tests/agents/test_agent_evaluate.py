@@ -161,7 +161,7 @@ def test_shifts_are_suites_with_a_plain_word_on_the_budget(tmp_path):
     assert [suite["shift"] for suite in result["suites"]] == [None, "light", "heavy"]
     assert result["results"] == result["suites"][0]["results"]
     heavy = result["suites"][2]
-    assert heavy["budget"][0].startswith("ooco breaks the violation budget of 3%")
+    assert heavy["budget"][0].startswith("ooco exceeds the violation budget of 3%")
     assert not any(entry["feasible"] for entry in heavy["policies"])
     page = (tmp_path / "evaluation.html").read_text(encoding="utf-8")
     assert "PrefillGate-v1, 6 held-out windows" in page and "PrefillGate-v1, shift heavy, 6 held-out windows" in page
@@ -204,7 +204,7 @@ def test_a_learned_policy_that_is_its_start_says_so(run_folder, tmp_path):
     for timesteps, said in ((0, True), (64, False)):
         (begun / "summary.json").write_text(json.dumps({"command": "train", "best": {"timesteps": timesteps}}))
         result = evaluate.main(config(tmp_path / f"e{timesteps}", policies=[str(begun), "ooco"], episodes=2))
-        words = "policy 'begun': it stayed what learning began with, "
+        words = "policy 'begun': it is still the initial policy, "
         assert any(note.startswith(words) for note in result["notes"]) == said
 
 
@@ -272,10 +272,10 @@ def test_interval_covers_the_spread_of_windows():
     ({"policies": []}, "policies is empty"),
     ({"policies": ["oco"]}, "'oco' is neither a known policy (did you mean 'ooco'?) nor a run folder"),
     ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
-    ({"env": "gatting.csv"}, "env=gatting.csv is no configuration"),
+    ({"env": "gatting.csv"}, "env=gatting.csv is not a configuration"),
     ({"seeds": ["x"]}, "seeds=['x'] must be a list of whole numbers of at least 0"),
     ({"seeds": [21, 21]}, "names 21 twice"),
-    ({"shift": []}, "shift=[] names none"),
+    ({"shift": []}, "shift=[] is empty"),
     ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
     ({"episodes": 0}, "episodes must be a whole number of at least 1, got 0"),
     ({"env": {**CARTPOLE, "base_policy": "ooco"}}, "the environment 'CartPole-v1' takes no argument 'base_policy'"),
@@ -300,7 +300,7 @@ def test_windows_that_policies_have_learned_from_are_noted(tmp_path):
 def test_windows_on_which_a_policy_was_trained_are_not_called_held_out(run_folder, tmp_path):
     """Whatever the splits of the environment on which it is evaluated say."""
     env = {**CONFIG, "splits": {"test": [3, 21]}}
-    with pytest.warns(UserWarning, match=f"policy '{run_folder.name}' was trained on windows of seed 3: "):
+    with pytest.warns(UserWarning, match=f"policy '{run_folder.name}' was trained on windows of seed 3, so "):
         result = evaluate.main(config(tmp_path, env=env, policies=[str(run_folder), "ooco"], seeds=None, episodes=2))
     (said,) = result["notes"]
     page = (tmp_path / "evaluation.html").read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     assert manifest["inputs"]["decision"]["shape"] == [D] and manifest["inputs"]["action_mask"]["shape"] == [A]
     assert len(manifest["inputs"]["candidates"]["features"]) == F
     assert {"name", "low", "high"} <= set(manifest["inputs"]["cluster"]["features"][0])
-    assert manifest["actions"][:3] == ["the decision's own no", "take the base policy's action", "take candidate 0"]
+    assert manifest["actions"][:3] == ["decline", "take the base policy's action", "take candidate 0"]
     assert len(manifest["actions"]) == A
     assert manifest["versions"]["torch"] and manifest["training"]["seed"] == 1
     assert "out" not in manifest["training"]["config"]
@@ -73,7 +73,7 @@ def test_what_has_learned_with_a_clairvoyant_cache_is_not_exported(run_folder, t
     scenario = {"cluster": {**load_yaml("cluster", "mixed_7b"), "retention": "belady"}}
     run.config = {**run.config, "env": {**run.config["env"], "scenario": scenario}}
     monkeypatch.setattr(export, "load_run", lambda _: run)
-    with pytest.raises(UserError, match="retention=belady, a bound that no engine can keep"):
+    with pytest.raises(UserError, match="retention=belady, a bound that no engine can implement"):
         export.main({"policy": str(run_folder), "out": str(tmp_path), "checks": 10, "seed": 1})
     assert not list(tmp_path.iterdir())
 

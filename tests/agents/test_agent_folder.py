@@ -22,7 +22,7 @@ def test_a_run_is_refused_before_anything_is_made_and_removed_where_that_is_aske
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(UserError) as error:
         train.main(train_config(tmp_path, **QUICK))
-    assert f"out={tmp_path} holds a training run; go on with it by resume={tmp_path}" in str(error.value)
+    assert f"out={tmp_path} holds a training run; continue it with resume={tmp_path}" in str(error.value)
     assert "overwrite=true" in str(error.value)
     with pytest.raises(UserError, match="unknown agent 'nosuch'"):
         train.main(train_config(tmp_path, **QUICK, overwrite=True, agent={"name": "nosuch"}))

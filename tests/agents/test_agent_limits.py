@@ -103,7 +103,7 @@ def test_the_state_is_kept_by_the_clock_too():
 def test_an_export_of_what_has_learned_nothing_says_so(tmp_path, run_folder):
     pytest.importorskip("onnxruntime")
     train.main(train_config(tmp_path / "run", total_timesteps=75, agent={"imitate": SLOW, "learning_rate": 0.0}))
-    with pytest.warns(UserWarning, match="has learned from 0 decisions: it is the copy of 'best'"):
+    with pytest.warns(UserWarning, match="has learned from 0 decisions: it is the initial copy of 'best'"):
         summary = export.main({"policy": str(tmp_path / "run"), "out": str(tmp_path / "bundle"), "checks": 10})
     assert summary["decisions_learned"] == 0
     with warnings.catch_warnings():

@@ -155,11 +155,11 @@ def test_folders_without_a_state_say_what_is_missing(tmp_path, run_folder):
     with pytest.raises(UserError, match=r"is not a training run: config.yaml is missing"):
         train.main({"resume": str(tmp_path)})
     (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
-    with pytest.raises(UserError, match=r"has no checkpoints/latest.state to go on from"):
+    with pytest.raises(UserError, match=r"has no checkpoints/latest.state to resume from"):
         train.main({"resume": str(tmp_path)})
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / STATE_FILE).write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=r"latest.state' cannot be resumed from, as it is damaged or of another"):
+    with pytest.raises(UserError, match=r"latest.state' cannot be resumed from: it is damaged or from another"):
         train.main({"resume": str(tmp_path)})
 
 

@@ -99,7 +99,7 @@ def test_a_policy_is_not_asked_for_decisions_that_it_never_learned(tmp_path):
     train.main({**made, "env": config_of("prefillgate")})
     config = {"episodes": 1, "seeds": None, "workers": 1, "out": str(tmp_path / "e"),
               "policies": [str(tmp_path / "gate")]}
-    with pytest.raises(UserError, match="policy 'gate' was never asked to evict, only to gate"):
+    with pytest.raises(UserError, match="policy 'gate' was not trained to evict, only to gate"):
         evaluate.main({**config, "env": config_of("eviction")})
 
 
@@ -113,4 +113,4 @@ def test_actions_are_named_for_every_decision():
     joint = action_meanings(["gate", "pull"], 1, 2)
     assert joint["pull"] == ["pull none, or no more", "take the base policy's action",
                              "candidate 0: pull this request; the decision repeats"]
-    assert action_names(["gate", "pull"], 1, 2)[0] == "the decision's own no"
+    assert action_names(["gate", "pull"], 1, 2)[0] == "decline"

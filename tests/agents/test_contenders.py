@@ -105,9 +105,9 @@ def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():
 
 
 @pytest.mark.parametrize("env, name, words", [
-    ("prefillgate", "shortes", "'shortes' is no heuristic of this environment (did you mean 'shortest'?)"),
+    ("prefillgate", "shortes", "'shortes' is neither a heuristic of this environment (did you mean 'shortest'?)"),
     ("prefillgate", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
-    ("onlinetuning", "slo_margin=0.91", "slo_margin has no level 0.91; it has: 0.8, 0.85, 0.9, 0.95, 1"),
+    ("onlinetuning", "slo_margin=0.91", "slo_margin has no level 0.91; levels: 0.8, 0.85, 0.9, 0.95, 1"),
     ("onlinetuning", "margin=0.9", "unknown control 'margin'"),
     ("packing", "base_pd", "base policy 'base_pd' has neither 'slo_margin' nor 'latency_budget_s'"),
 ])

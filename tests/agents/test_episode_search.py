@@ -73,7 +73,7 @@ def test_cma_climbs_a_hill_and_goes_on_from_a_pickle_to_the_bit():
 def test_nothing_turned_is_the_policy_as_it_ships(name):
     policy = get_policy(name)
     if all(param.choices or param.file for param in policy.params):
-        with pytest.raises(UserError, match="no number to turn"):
+        with pytest.raises(UserError, match="no parameter to search"):
             space_of(policy, agent(weights=None))
         return
     space = space_of(policy, agent(weights=None))
@@ -98,7 +98,7 @@ def test_ranges_lie_within_bounds_and_hold_the_default(name):
 
 def test_a_given_range_takes_the_place_of_the_usual_one():
     (one,), left = ranges_of(get_policy("ooco"), agent(params=["slo_margin"], space={"slo_margin": [0.5, 1.2]}))
-    assert (one.low, one.high) == (0.5, 1.2) and left["gate"] == "not among those asked for"
+    assert (one.low, one.high) == (0.5, 1.2) and left["gate"] == "not requested"
 
 
 def test_each_value_of_a_choice_has_an_equal_part_and_0_is_the_policy_as_it_ships():
@@ -365,7 +365,7 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"score": "reward"}, "unknown agent.score"),
     ({"halving": {"keep": 0.0}}, "agent.halving.keep"),
     ({"halving": {"keep": 0.99}}, "agent.halving.keep"),
-    ({"generations": None}, "has no end"),
+    ({"generations": None}, "sets no limit"),
     ({"sigma": 0.0}, "agent.sigma must be a positive number"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
@@ -406,6 +406,6 @@ def test_what_a_search_found_is_evaluated_as_learned(searched, tmp_path):
 
 def test_another_agent_cannot_go_on_with_a_search(searched):
     out, _ = searched
-    with pytest.raises(UserError, match="goes on as it was begun"):
+    with pytest.raises(UserError, match="a resumed run keeps its configuration"):
         train.main({**config(out, seed=7), "resume": str(out)})
     assert yaml.safe_load((out / "config.yaml").read_text())["seed"] == 1

@@ -28,7 +28,7 @@ def test_a_function_is_paired_with_heuristics_on_the_same_windows():
     assert found["window_s"] == 10.0 and found["seeds"] == SHORT["splits"]["validation"]
     same = next(row for row in found["paired"] if (row["policy"], row["metric"]) == ("mine", "episode_reward"))
     assert same["mean_difference"] == 0.0
-    with pytest.raises(UserError, match=r"'mine' answers 99, which is not legal here; expected one of \[0, 2"):
+    with pytest.raises(UserError, match=r"'mine' returns 99, an illegal action; expected one of \[0, 2"):
         ooco_gym.evaluate(lambda observation: 99, "prefillgate", episodes=1, **QUICK)
     with pytest.raises(UserError, match="unknown environment 'gatin'"):
         ooco_gym.evaluate(as_base_policy, "gatin")

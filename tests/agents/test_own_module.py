@@ -126,7 +126,7 @@ def test_a_function_is_evaluated_in_it_from_python(here: Path) -> None:
     assert [one["policy"] for one in found["policies"]] == ["mine", "random actions"]
     named = ooco_gym.evaluate(lambda observation: 0, "mine.yaml", **games)
     assert [row["mean"] for row in named["results"]] == [row["mean"] for row in found["results"]]
-    with pytest.raises(UserError, match=r"which seeds of 'mine/Offers-v0' are held out; expected seeds="):
+    with pytest.raises(UserError, match=r"the held-out seeds of 'mine/Offers-v0'; expected seeds="):
         ooco_gym.evaluate(lambda observation: 0, env, **games)
 
 
@@ -134,7 +134,7 @@ def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
     imported("own_module_of_a_test:mine/Offers-v0")
     env = gym.make("mine/Offers-v0")
     for wrapped in (gym.wrappers.FlattenObservation(env), gym.wrappers.TimeLimit(env, 5), gym.Wrapper(env)):
-        with pytest.raises(UserError, match=f"wrapped in {type(wrapped).__name__}, which the windows would be played"):
+        with pytest.raises(UserError, match=f"wrapped in {type(wrapped).__name__}, which evaluation would not apply"):
             ooco_gym.evaluate(lambda observation: 0, wrapped, seeds=[4], episodes=1)
     found = ooco_gym.evaluate(lambda observation: 0, gym.wrappers.RecordEpisodeStatistics(env), seeds=[4],
                               episodes=2, beside=["random actions"])
@@ -143,20 +143,20 @@ def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
 
 def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "env=prefillgate", "+env.flat=true"]) == 2
-    assert "env.flat=true: commands take an observation by its parts" in capsys.readouterr().err
+    assert "env.flat=true: commands need the parts of an observation" in capsys.readouterr().err
 
 
 def test_a_module_that_is_not_on_the_path_but_beside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside_of_a_test.py").write_text("")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
-    with pytest.raises(UserError, match="say 'beside_of_a_test.py:mine/Env-v0'"):
+    with pytest.raises(UserError, match="write 'beside_of_a_test.py:mine/Env-v0'"):
         imported("beside_of_a_test:mine/Env-v0")
 
 
 def test_what_it_lacks_is_said_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "env=mine.yaml", "agent.imitate.rule=ooco", *TRAIN[1:], "out=run"]) == 2
-    assert "train begins from random play with agent.imitate.rule=null" in capsys.readouterr().err
+    assert "agent.imitate.rule=null training begins from a random policy" in capsys.readouterr().err
     assert main(["train", "env=mine.yaml", "env.offers=5", "+env.ofers=5", *TRAIN, "out=run"]) == 2
     assert "takes no argument 'ofers'" in capsys.readouterr().err
     module = here / "own_module_of_a_test.py"

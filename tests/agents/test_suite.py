@@ -41,8 +41,8 @@ def test_a_result_is_scored_against_its_reference(result):
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"suite_sha256": "0"}, "other tasks than suite v1"),
-    ({"iqm": {"value": 9.0}}, "its scores are not those of its windows")])
+    ({"suite_sha256": "0"}, "whose tasks differ from suite v1"),
+    ({"iqm": {"value": 9.0}}, "its scores do not match its windows")])
 def test_a_result_of_another_suite_or_with_other_scores_is_refused(change, words, result, tmp_path):
     held = json.loads(result[1].read_text())
     write_json(tmp_path / "result.json", {**held, **change})
@@ -75,8 +75,8 @@ def test_a_function_answers_the_decisions_of_its_track(tmp_path, monkeypatch):
     ({"action": "rum"}, "unknown action of ooco-gym suite 'rum'"),
     ({"tasks": "calm"}, "unknown task of the suite 'calm'"),
     ({"track": "pool"}, "unknown track of the suite 'pool'"), ({"windows": 13}, "at most 12"),
-    ({"tasks": ["pools_calm", "mixed_calm"]}, "task mixed_calm is of the track mixed; policy=slack plays pools"),
-    ({"track": "mixed"}, "policy=slack plays the track pools, not mixed"),
+    ({"tasks": ["pools_calm", "mixed_calm"]}, "task mixed_calm is of track mixed; policy=slack is for pools"),
+    ({"track": "mixed"}, "policy=slack is for track pools, not mixed"),
     ({"action": "verify"}, "unknown action of ooco-gym suite 'verify'"),
     ({"policy": None}, "suite run needs a policy"),
 ])

@@ -70,7 +70,7 @@ def test_points_that_differ_in_the_seed_alone_are_one_policy(tmp_path):
 
 
 def test_a_sweep_that_cannot_be_played(tmp_path):
-    with pytest.raises(UserError, match="is a sweep of 'simulate'; evaluate plays those of 'ooco-gym train -m …'"):
+    with pytest.raises(UserError, match="is a sweep of 'simulate'; evaluate accepts sweeps of 'ooco-gym train -m …'"):
         groups_of(folder_of(tmp_path, "simulate"))
     (tmp_path / "sweep.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="cannot be read as the table of a sweep"):
@@ -79,5 +79,5 @@ def test_a_sweep_that_cannot_be_played(tmp_path):
 
 def test_a_sweep_of_which_nothing_has_ended_well(tmp_path):
     folder = folder_of(tmp_path, status="failed")
-    with pytest.raises(UserError, match=r"no point of the sweep .* has ended well; start it again"):
+    with pytest.raises(UserError, match=r"no point of the sweep .* has succeeded; start it again"):
         groups_of(folder)

@@ -23,7 +23,7 @@ def config(out, **changes):
 def test_a_recipe_is_made_once_and_to_the_bit(tmp_path, capsys):
     first = zoo.main(config(tmp_path / "a"))["made"]["gate"]
     assert first["held_out_windows"] == 4 and set(first["searches"]) == {"gate", "ooco"}
-    assert {"ooco", "ooco as it ships", "memory_gate as it ships"} == set(first["over"])
+    assert {"ooco", "default ooco", "default memory_gate"} == set(first["over"])
     assert first["best_opponent"] in first["over"] and not first["as_shipped"]
     assert first["ships"] == (first["over"][first["best_opponent"]]["ci_low"] > 1.0)
     capsys.readouterr()

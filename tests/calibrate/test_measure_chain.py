@@ -59,7 +59,7 @@ def test_a_poor_fit_is_said_in_one_sentence(measured: Path, tmp_path: Path) -> N
     assert doubts(errors(fit_iterations(rows), rows)) == []
     late = {**rows, "time_us": rows["time_us"] * np.where(np.arange(len(rows["time_us"])) % 2, 1.9, 1.0)}
     said = doubts(errors(fit_iterations(late), late))
-    assert len(said) == 1 and said[0].startswith("fitted iterations are ") and "measure again" in said[0]
+    assert len(said) == 1 and said[0].startswith("fitted iterations have a MAPE of ") and "measure again" in said[0]
     assert doubts({"mape": 14.0, "bias": -10.5}) and doubts({"mape": 15.5, "bias": 0.0})
     assert not doubts({"mape": 14.9, "bias": -9.9})
 
@@ -96,10 +96,10 @@ def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureF
     assert not other["closed"]                                      # a GPU is no match for the fake engine
     hosted = calibrate(OmegaConf.create({**keys, "chip": "a100_80g", "timing": "ooco", "engine_clock": "fit",
                                          "out": str(tmp_path / "hosted")}))
-    assert "host time beside a100_80g" in capsys.readouterr().out
+    assert "host time on top of a100_80g" in capsys.readouterr().out
     clock = EngineClock.load(str(tmp_path / "hosted" / "clock.yaml"))
     assert clock.decode_s > 5e-4 and "fake 1.0, synchronous" in clock.source
     assert hosted["clock"]["decode_s"] == clock.decode_s and hosted["worst_median_error"] < other["worst_median_error"]
     assert abs(hosted["fit_errors"]["bias"]) < 5.0 < abs(other["fit_errors"]["bias"])
-    with pytest.raises(UserError, match="engine_clock=fit: the chain's own fit is of whole iterations"):
+    with pytest.raises(UserError, match="engine_clock=fit: the chain fits whole iterations"):
         calibrate(OmegaConf.create({**keys, "engine_clock": "fit", "out": str(tmp_path / "none")}))

@@ -61,5 +61,5 @@ def test_a_vector_of_them_is_gymnasiums_of_single_ones(name: str, mode: Autorese
 
 
 def test_what_needs_the_parts_says_so() -> None:
-    with pytest.raises(UserError, match="env.flat=true: commands take an observation by its parts"):
+    with pytest.raises(UserError, match="env.flat=true: commands need the parts of an observation"):
         make_env({"id": GATING, "flat": True})

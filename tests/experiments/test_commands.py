@@ -89,7 +89,7 @@ def test_compare_tunes_each_policy_on_other_seeds_and_shows_both():
     assert list(found["tuned"]) == ["vllm_fcfs"] and "max_num_seqs=1" not in best.split(":")[-1].split(",")
     assert list(dict.fromkeys(row["policy"] for row in found["results"])) == list(dict.fromkeys(
         ["vllm_fcfs", best, "base_pd"]))
-    assert any("tuned on seeds 101: vllm_fcfs as" in note and "base_pd not (no settings" in note
+    assert any("tuned on seeds 101: vllm_fcfs " in note and "base_pd not tuned (no candidates" in note
                for note in found["notes"])
     assert main([*words, "tuning.seeds=[1]", "out=no"]) == 2
 
@@ -102,7 +102,7 @@ def test_a_trace_is_tuned_on_its_first_part_and_measured_on_the_rest():
     found = summary("tuned")
     assert found["scenario"]["start_s"] == 100 and found["scenario"]["duration_s"] == 300
     assert found["runs"]["vllm_priority"][0]["online"]["arrived"] == 300
-    assert any("tuned on the first 25 % of the trace, the rest of which is measured" in note for note in found["notes"])
+    assert any("tuned on the first 25 % of the trace and tested on the rest" in note for note in found["notes"])
     assert main([word.replace("tune=true", "tune=false") for word in words] + ["out=plain"]) == 0
     assert summary("plain")["scenario"]["duration_s"] == 400
 
@@ -136,7 +136,7 @@ def test_capacity_of_one_policy_runs_its_baselines(capsys):
     assert found["window_s"] == 200
     assert [note.split(" is ")[0] for note in found["notes"]] == [
         found["notes"][0].split(" is ")[0], "the window of 200 s", "1 seed"]
-    assert "at least 30 % of the requests are done in it" in found["notes"][0]
+    assert "at least 30 % of the requests are completed in it" in found["notes"][0]
     assert "the window of 200 s is shorter than the protocol's 14400 s" in " ".join(capsys.readouterr().out.split())
 
 

@@ -73,12 +73,12 @@ def test_a_figure_is_one_yaml(own: Path) -> None:
 @pytest.mark.parametrize(("changes", "sentence"), [
     ({"metrics": {"late": "online.violations"}}, "metrics.late: no point has online.violations"),
     ({"metricz": {}}, "metrics"), ({"tests": []}, "key 'tests' is missing"),
-    ({"axes": {"policy.tolerance": [0.1]}}, "axis policy.tolerance: none of its policies has that parameter"),
+    ({"axes": {"policy.tolerance": [0.1]}}, "axis policy.tolerance: no policy of the figure has that parameter"),
     ({"axes": {"policy": ["oco"]}}, "did you mean 'ooco'"),
     ({"scenario": {"clutser": "pair_7b"}}, "did you mean 'cluster'"),
     ({"tests": [{**OWN["tests"][0], "form": "ration"}]}, "did you mean 'ratio'"),
     ({"tests": [{**OWN["tests"][0], "a": {"offline.rate": 5.0}}]}, "no point has {'offline.rate': 5.0}"),
-    ({"tests": [{**OWN["tests"][0], "of": "tokens"}]}, "'tokens' is no metric, axis or label"),
+    ({"tests": [{**OWN["tests"][0], "of": "tokens"}]}, "'tokens' is not one of its metrics, axes or labels"),
     ({"play": {"function": "experiments.plays:nothing"}}, "play.function=experiments.plays:nothing cannot be imported"),
 ])
 def test_mistakes_are_one_sentence(own: Path, changes: dict[str, Any], sentence: str,
@@ -91,7 +91,7 @@ def test_one_that_fails_loses_no_other(own: Path, capsys: pytest.CaptureFixture[
     bad = own.with_name("bad.yaml")
     bad.write_text(yaml.safe_dump({**OWN, "metrics": {"late": "online.nothing"}}), encoding="utf-8")
     assert main(["figure", f"name=[{bad},{own}]", "workers=1", "quick=true", "out=F"]) == 0
-    assert "not played: figure mine/bad: metrics.late" in " ".join(capsys.readouterr().out.split())
+    assert "not simulated: figure mine/bad: metrics.late" in " ".join(capsys.readouterr().out.split())
     assert [one["name"] for one in json.loads(Path("F/summary.json").read_text())["figures"]] == ["mine/late"]
 
 

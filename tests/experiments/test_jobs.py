@@ -170,7 +170,7 @@ def blocked(folder):
 
 def test_a_store_that_cannot_be_written_is_told_once_and_every_answer_comes(tmp_path):
     jobs, _ = jobs_with(blocked(tmp_path), lambda scenario, policy: {"seed": scenario.seed})
-    with pytest.warns(UserWarning, match="results are not kept .*OOCO_GYM_CACHE") as told:
+    with pytest.warns(UserWarning, match="results are not cached.*OOCO_GYM_CACHE") as told:
         answers = [jobs.submit(SMALL.with_(seed=seed), "ooco").result(timeout=5) for seed in (1, 2, 3)]
     assert answers == [{"seed": 1}, {"seed": 2}, {"seed": 3}] and len(told) == 1
 

@@ -166,7 +166,7 @@ def test_host_times_are_found_again_from_requests_own_times(tmp_path: Path, caps
     served_by_a_host(tmp_path / "run")
     code = main(["calibrate", "replay", f"run={tmp_path}/run", "timings=[extended]", "engine_clock=fit",
                  f"out={tmp_path}/o"])
-    assert code == 0 and "host time beside h100, timing=extended: decode_s 1." in capsys.readouterr().out
+    assert code == 0 and "host time on top of h100, timing=extended: decode_s 1." in capsys.readouterr().out
     summary = json.loads((tmp_path / "o" / "summary.json").read_text())
     fit = summary["host"]["extended"]
     for name, true in {**asdict(HOST), "frontend_s": FRONTEND_S}.items():
@@ -270,7 +270,7 @@ def test_a_benchmark_without_times_of_tokens_is_one_sentence(tmp_path: Path):
     (tmp_path / "run" / "requests.parquet").unlink()
     lists = {"input_lens": [5], "output_lens": [5], "start_times": [1.0]}
     (tmp_path / "run" / "requests.json").write_text(json.dumps(lists))
-    with pytest.raises(UserError, match=r"\(bench_serve\) does not say when .* \(ttft_s is missing\).*--save-detailed"):
+    with pytest.raises(UserError, match=r"\(bench_serve\) lacks arrival .* \(ttft_s is missing\).*--save-detailed"):
         read_run(tmp_path / "run")
 
 

@@ -113,7 +113,7 @@ def test_summary_says_degree_percentiles_and_what_was_not_measured(replayed: Pat
 
 @pytest.mark.parametrize(("words", "message"), [
     ([], "names the model 'acme/Mine-2B', which is none of"),
-    (["model=mine.yaml"], "names no chip that ships ('gpu'); give chip=NAME or chip=FILE.yaml"),
+    (["model=mine.yaml"], "names no known chip ('gpu'); give chip=NAME or chip=FILE.yaml"),
     (["model=mine.yaml", "chip=mi300x", "timings=[measured]"], "has no tables of measured operators"),
     (["model=mine.yaml", "tp=0"], "tp=0 must be a whole number of at least 1"),
     (["model=other.yaml", "chip=h200"], "other.yaml"),

@@ -53,7 +53,7 @@ def test_plan_says_who_takes_fewer_chips_with_model_window_and_command() -> None
 def test_plan_says_what_becomes_of_offline_deadlines_beside_online_requests() -> None:
     assert main(["plan", "policies=[deadline]", "workload.path=log.csv", "seeds=1", "workers=1", "frontier=1",
                  "classes={chat: {}, batch: {online: false, deadline_s: 0.05}}", "search={last: 0.4}", "out=P"]) == 0
-    said = "do not decide it beside online ones: of them <code>deadline</code> misses 100.00 %"
+    said = "do not limit the size: <code>deadline</code> misses 100.00 % of them"
     assert said in lead(Path("P/plan.html").read_text())
     found = json.loads(Path("P/summary.json").read_text())["results"][0]
     assert found["holds"] and found["deadlines_missed"] == 1.0
