@@ -5,6 +5,10 @@ an architecture that the fit has not seen, the same and single kernels of models
 weights of 8 bits, the efficiency of one chip on another one's datasheet, and a recorded run served again. Figures go to
 `results/validity.json`, and the table of the page is written from them; what the data given do not have keeps its last
 figures.
+
+`data` has profiles/ and runs/ (default: OOCO_GYM_DATA), `aiconfigurator` is systems/data of github
+ai-dynamo/aiconfigurator, `prompts` is workloads/sharegpt-llama-3.1-8b-….jsonl of github casys-kaist/LLMServingSim.
+`workers=N` sets the number of processes, `out=FOLDER` another folder than the repository.
 """
 
 from __future__ import annotations
@@ -41,14 +45,6 @@ FIGURES, PAGE = Path("results", "validity.json"), Path("docs", "validity.md")
 CLOCKS = Path("conf", "validity.yaml")
 """What commands say of their clock (`ooco_gym.perf.validity`)."""
 BEGIN = "<!-- Written by `make validity` from results/validity.json. -->"
-HELP = """python -m docs.generators.validity [KEY=VALUE ...]
-
-data            folder with profiles/ and runs/; OOCO_GYM_DATA unless given
-aiconfigurator  the folder of systems' kernel tables of github ai-dynamo/aiconfigurator (…/systems/data)
-prompts         the recorded run's prompts, github casys-kaist/LLMServingSim workloads/sharegpt-llama-3.1-8b-…jsonl
-workers         processes; all cores unless given
-out             folder with docs/validity.md and results/; the repository unless given
-"""
 KEYS = ("data", "aiconfigurator", "prompts", "workers", "out")
 FORMS = ("ooco", "extended", "measured")
 UNSEEN, SPARSE, LEFT_OUT, REPLAYED, PUBLISHED = "unseen", "sparse", "left_out", "replayed", "published"
@@ -451,9 +447,6 @@ def measure(given: Given, out: Path) -> list[str]:
 
 def main(words: Sequence[str]) -> int:
     """Runs what the words ask for; returns the exit code."""
-    if any(word in ("-h", "--help", "help") for word in words):
-        print(HELP, end="")
-        return 0
     try:
         values = {key: value for key, _, value in (word.partition("=") for word in words)}
         check_keys("validity", values, KEYS)
