@@ -128,7 +128,7 @@ def test_an_environment_with_classes_goes_on_alike_from_a_snapshot() -> None:
     classes = {"chat": {"ttft_s": 0.2, "tpot_s": 0.03}, "agent": {"ttft_s": 20.0, "tpot_s": 1.0},
                "batch": {"online": False, "deadline_s": 30.0}}
     env = gym.make("ooco_gym/Batching-v1", base_policy="niyama", window_s=30.0, warmup_s=10.0, scenario={
-        "workload": "sharegpt@chat+0.02*azure_code@agent", "classes": classes,
+        "workload": "sharegpt@chat+0.02*azure_code@agent", "rate_scale": 1.6, "classes": classes,
         "offline": {"rate": 3.0, "class": "batch"}})
     agent: Any = env.unwrapped
 
