@@ -56,8 +56,8 @@ def cache_path(name: str) -> Path | None:
     if why := made_private(folder):
         if folder not in _TOLD:
             _TOLD.add(folder)
-            warnings.warn(f"nothing is kept for another time, and nothing that was kept is used: folder '{folder}' "
-                          f"{why}; set OOCO_GYM_CACHE to a folder of your own", UserWarning, stacklevel=3)
+            warnings.warn(f"the cache is neither read nor written: folder '{folder}' {why}; set OOCO_GYM_CACHE to a "
+                          "folder of your own", UserWarning, stacklevel=3)
         return None
     return folder / name
 

@@ -82,9 +82,8 @@ def check(code: str, where: str, data: bool = False, called: bool = False) -> No
         return
     if not called and _is_loaded(code):
         return
-    raise UserError(f"{where} names Python to run, '{code}', which a file that is read back may not: it is run only "
-                    f"where the command line names it, too; if you trust it, add {WORD}={code} (in Python, import it "
-                    "before)")
+    raise UserError(f"{where} names Python to run, '{code}', but a file that is read back may not: it runs only if the "
+                    f"command line names it, too; if you trust it, add {WORD}={code} (in Python, import it before)")
 
 
 def _is_loaded(code: str) -> bool:

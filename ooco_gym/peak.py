@@ -177,8 +177,9 @@ def _entries(path: Path, version: str | None) -> list[dict[str, Any]]:
 
 def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
     """Writes an entry to a file of factors, replacing one with the same key; sorted."""
-    head = ("# How much of each workload's own rate a cluster carries by itself (its peak factor), as found by\n"
-            "# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by hand.\n")
+    head = ("# Factor on each workload's own rate that a cluster sustains without offline work (its peak factor), "
+            "found by\n# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by "
+            "hand.\n")
     with _STORING:
         others = [old for old in read_entries(path) if _differs(old, key)]
         entries = sorted([*others, dict(entry)], key=lambda item: tuple(str(item.get(name)) for name in key))

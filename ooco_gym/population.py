@@ -98,8 +98,8 @@ class Window:
         if why not in (s.HORIZON, s.DONE):
             raise RuntimeError(f"the window stopped at {state.clock.now_ps} ps before its end ({why})")
         if digest_of(state) != self._digest:
-            raise RuntimeError("the requests of a window changed while it was played: policies would not be compared "
-                               "on the same arrivals")
+            raise RuntimeError("the requests of a window changed during the run: policies would not be compared on the "
+                               "same arrivals")
         totals, window_s = state.totals, self.scenario.duration_s
         return (totals.service_ps / s.PS_PER_S / window_s, int(totals.violations), int(totals.online_arrived),
                 totals.offline_output_tokens / window_s, totals.wasted_tokens / window_s)

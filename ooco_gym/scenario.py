@@ -157,8 +157,8 @@ class Scenario:
                             f"leave out policies that schedule {kinds[mixed]}, or give it one (twin: NAME in its file)")
         twin = Cluster.load(cluster.twin)
         if bool(twin.mixed) != mixed or twin.hardware() != cluster.hardware():
-            raise UserError(f"cluster '{cluster.name}': its twin '{twin.name}' must have {kinds[mixed]}, as many chips "
-                            "of each kind, the same model and the same share of memory (memory, kv_fraction)")
+            raise UserError(f"cluster '{cluster.name}': its twin '{twin.name}' must have {kinds[mixed]}, equally many "
+                            "chips of each kind, the same model and the same share of memory (memory, kv_fraction)")
         return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
 
     def load_slo(self) -> Slo:

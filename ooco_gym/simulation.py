@@ -103,9 +103,9 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
         begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
     total_s = warmup_s + duration_s + drain_s
     if total_s > LONGEST_S:
-        raise UserError(f"duration_s={duration_s:g} with a warm-up of {warmup_s:g} s and a drain of {drain_s:g} "
-                        f"s is longer than the simulator's clock reaches, {LONGEST_S:g} s; play a shorter window "
-                        "(start_s chooses where in a trace)")
+        raise UserError(f"duration_s={duration_s:g} with a warm-up of {warmup_s:g} s and a drain of {drain_s:g} s "
+                        f"exceeds the simulator's longest run, {LONGEST_S:g} s; simulate a shorter window (start_s "
+                        "chooses where in a trace)")
     online = known.draw(begin_s, total_s).shift(-begin_s)
     if known.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
         raise UserError(f"workload: no request of the trace falls into the window of {duration_s:g} s from "
@@ -266,14 +266,14 @@ def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, polic
     notes = []
     if sim_config.offloading_bytes and not state.blocks.size:
         notes.append(f"kv_offloading_gib={cluster.kv_offloading_gib:g} is not used: it is memory for a prefix cache, "
-                     f"and policy '{policy.name}' keeps none here (prefix_caching)")
+                     f"and policy '{policy.name}' has none here (prefix_caching)")
     if sim_config.retention.order and not state.blocks.size:
-        notes.append(f"retention={cluster.retention} is not used: it is of a prefix cache, and policy '{policy.name}' "
-                     "keeps none here (prefix_caching)")
+        notes.append(f"retention={cluster.retention} is not used: it orders a prefix cache, and policy '{policy.name}' "
+                     "has none here (prefix_caching)")
     if policy.mixed and sim_config.engine_clock.async_scheduling and not state.config.async_scheduling:
-        notes.append(f"policy '{policy.name}' composes an iteration when the one before it is over: its own engine has "
-                     f"no asynchronous scheduling. The host times of engine_clock={sim_config.engine_clock.name} are "
-                     "those of an engine that has; without, an iteration takes longer than here")
+        notes.append(f"policy '{policy.name}' composes an iteration after the previous one ends, as its engine has no "
+                     f"asynchronous scheduling. The host times of engine_clock={sim_config.engine_clock.name} were "
+                     "measured with asynchronous scheduling; without it an iteration takes longer than simulated")
     return tuple(notes)
 
 
@@ -283,9 +283,9 @@ def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
     if share < NOTED_SHARE:
         return ()
     kept = ("instances of pools keep no prefix cache" if not policy.mixed else
-            f"policy '{policy.name}' computes them anew (policy.prefix_caching=on keeps them, as vLLM does by default)"
+            f"policy '{policy.name}' recomputes them (policy.prefix_caching=on caches them, as vLLM does by default)"
             if "prefix_caching" in policy.values else f"policy '{policy.name}' has no prefix cache")
-    return (f"{100 * share:.0f} % of the trace's prompt tokens lie in prefixes that an earlier prompt has, and {kept}",)
+    return (f"{100 * share:.0f} % of the trace's prompt tokens lie in prefixes of an earlier prompt, and {kept}",)
 
 
 def _check_architecture(policy: Policy, cluster: Cluster) -> None:

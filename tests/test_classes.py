@@ -204,12 +204,12 @@ def _names(trace: Trace) -> Any:
     ({"chat": {"ttft_s": -1}}, "classes.chat.ttft_s=-1 must be a positive number of seconds"),
     ({"chat": {"tpt_s": 1}}, "classes.chat: unknown key 'tpt_s' (did you mean 'tpot_s'?)"),
     ({"batch": {"online": False, "ttft_s": 1}},
-     "classes.batch.ttft_s is nothing that an offline class can be promised; expected deadline_s, or online: true"),
-    ({"chat": {"deadline_s": 5}}, "classes.chat.deadline_s is nothing that an online class can be promised"),
+     "classes.batch.ttft_s is not an SLO of an offline class; expected deadline_s, or online: true"),
+    ({"chat": {"deadline_s": 5}}, "classes.chat.deadline_s is not an SLO of an online class"),
     ({"chat": {"weight": -1}}, "classes.chat.weight=-1 must be a number of at least 0"),
     ({"chat": {"weight": 0}}, "classes: every online class has weight 0"),
     ({"offline": {"online": True}}, "classes.offline.online=true contradicts its name"),
-    ({"a b": {}}, "classes: 'a b' is no name of a class"),
+    ({"a b": {}}, "classes: 'a b' is not a class name"),
     ({"chat": 3}, "classes.chat=3 must be a mapping such as {ttft_s: 1, tpot_s: 0.05}"),
     ({f"c{i}": {} for i in range(17)}, "requests are of 17 classes, 'c0', 'c1' and so on; expected at most 16"),
 ])
@@ -222,16 +222,16 @@ def test_a_promise_that_cannot_be_given_is_refused(classes: Any, said: str) -> N
 def test_classes_that_do_not_fit_the_trace_or_the_cluster_are_named(tmp_path: Path) -> None:
     names, rows = ("chat", "agnt"), [(1.0, 10, 10, 1)]
     with pytest.raises(UserError, match=r"requests from 1 s on are of class 'agnt' \(did you mean 'agent'\?\), which "
-                                        "has no promise; the classes are: online, offline, chat, agent, batch"):
+                                        "has no SLO; the classes are: online, offline, chat, agent, batch"):
         play(tmp_path, rows, names, THREE, ("pair_7b", "ooco"))
-    with pytest.raises(UserError, match="of class 'chat', which has no promise; the classes are: online, offline"):
+    with pytest.raises(UserError, match="of class 'chat', which has no SLO; the classes are: online, offline"):
         play(tmp_path, rows, names, None, ("pair_7b", "ooco"))
     with pytest.raises(UserError, match=r"classes.chat.ttft_s=0.0001 cannot be met"):
         play(tmp_path, rows, names, {"chat": {"ttft_s": 1e-4}}, ("pair_7b", "ooco"))
     unused = play(tmp_path, rows, ("chat", "chat"), THREE, ("pair_7b", "ooco"))
     assert any(note.startswith("no request is of the classes agent, batch") for note in unused.notes)
     (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens,class\n0,1,1,chat\n1,1,1,Onlin\n")
-    with pytest.raises(UserError, match=r"of class 'Onlin' \(did you mean 'online'\?\), which has no promise"):
+    with pytest.raises(UserError, match=r"of class 'Onlin' \(did you mean 'online'\?\), which has no SLO"):
         simulate(Scenario(workload=str(tmp_path / "bad.csv"), classes={"chat": {}}))
     (tmp_path / "due.csv").write_text("arrival_s,prompt_tokens,output_tokens,deadline_s\n0,1,1,5\n")
     with pytest.raises(UserError, match="field 'deadline_s': the request is online, and only offline ones have a"):

@@ -30,7 +30,7 @@ CASES = [
     (["simulate", "-m", "policy=ooco", "seed=range(0,1000000000)"], "a sweep has at most 100,000 points"),
     (["simulate", "-m", "policy=ooco", "seed=shuffle(range(0,1000000000))"], "a sweep has at most 100,000 points"),
     (["simulate", "-m", "policy=ooco", "seed=range(0,1000)", "rate_scale=range(1,1000)"], "at most 100,000 points"),
-    (["simulate", "policy=ooco", "duration_s=1e12"], "is longer than the simulator's clock reaches"),
+    (["simulate", "policy=ooco", "duration_s=1e12"], "exceeds the simulator's longest run"),
     (["simulate", "policy=ooco", "cluster.max_batch=1000000000"], "max_batch=1000000000 must be from 2 to 65536"),
     (["simulate", "policy=ooco", "cluster.block_tokens=1000000000"], "must be from 1 to 65536"),
     (["simulate", "policy=deadline", "cluster=count.yaml"], "count=1000000000 must be from 1 to 4096"),

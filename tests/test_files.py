@@ -62,7 +62,7 @@ def test_a_cache_that_another_may_have_written_is_not_used(tmp_path: Path, monke
     peak.store_entry({**key, "conditions": peak.PROTOCOL, "factor": 0.25}, path, key)
     assert Store().get("ab12") == ANSWER and peak.stored_entry(key) is not None
     made_anothers(folder, how, monkeypatch)
-    with pytest.warns(UserWarning, match=f"nothing that was kept is used: folder '{folder}' (belongs|can be)"):
+    with pytest.warns(UserWarning, match=f"the cache is neither read nor written: folder '{folder}' (belongs|can be)"):
         assert Store().get("ab12") is None
     assert cache_path("echo") is None and peak.stored_entry(key) is None
     Store().put("cd34", ANSWER)

@@ -70,7 +70,7 @@ def test_a_chip_whose_iterations_no_clock_holds_is_refused(change):
 
 @pytest.mark.parametrize("duration_s", [LONGEST_S, 1e9, 1e300])
 def test_an_episode_longer_than_the_clock_is_refused_at_once(duration_s):
-    with pytest.raises(UserError, match="longer than the simulator's clock reaches"):
+    with pytest.raises(UserError, match="exceeds the simulator's longest run"):
         requests_of(SMALL.with_(duration_s=duration_s))
 
 

@@ -183,7 +183,7 @@ def test_a_cluster_left_open_is_one_that_fits_trace_and_policy(fields: dict[str,
 
 
 def test_a_key_of_a_generator_beside_a_path_is_refused() -> None:
-    with pytest.raises(UserError, match="path=week.csv is a trace file, and 'tide' is no key of one"):
+    with pytest.raises(UserError, match="path=week.csv is a trace file, for which 'tide' is not a key"):
         Scenario(workload={"path": written(), "tide": [1.0] * 24})
     assert main(["simulate", "policy=ooco", "workload.path=week.csv", "workload.mean_rate_per_s=3"]) == 2
 

@@ -118,7 +118,7 @@ def test_an_offline_dataset_in_the_workload_becomes_the_offline_load():
     assert other.offline["sharing"]["groups"] == 57
     with pytest.raises(UserError, match="names 2 offline datasets"):
         Scenario(workload="ooc+mmlu+bros_be")
-    with pytest.raises(UserError, match="nothing is online"):
+    with pytest.raises(UserError, match="without an online workload"):
         Scenario(workload="mmlu")
     with pytest.raises(UserError, match="offline: unknown key 'modes'"):
         Scenario(offline={"modes": "rate"})

@@ -18,9 +18,8 @@ from ooco_gym.report import Column, Table, console
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-COUNTED = ("Relative errors |predicted / measured − 1| in percent, on what the fits have not seen. Good: a median of "
-           f"at most {GOOD[0]:g} % and a P90 of at most {GOOD[1]:g} %; fair: {FAIR[0]:g} and {FAIR[1]:g} %; poor "
-           "beyond.")
+COUNTED = ("Relative errors |predicted / measured − 1| in percent, on held-out data. Good: a median of at most "
+           f"{GOOD[0]:g} % and a P90 of at most {GOOD[1]:g} %; fair: {FAIR[0]:g} and {FAIR[1]:g} %; poor beyond.")
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -82,11 +81,11 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     lines = []
     for one in figures["errors"]:
         if one["verdict"] == "poor":
-            better = "extended or measured" if one["form"] == "ooco" else "measured, which looks up what was measured"
+            better = "extended or measured" if one["form"] == "ooco" else "measured, which looks up measurements"
             also = "measure the engine's own iterations (ooco-gym calibrate chain)" if (
                 one["operation"] == ITERATIONS) else "measure more sizes"
             lines.append(f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median "
-                         f"and {one['p90']:.0f} % at the 90th percentile ({one['median_bias']:+.0f} % in the median): "
+                         f"and {one['p90']:.0f} % at the 90th percentile (median bias {one['median_bias']:+.0f} %): "
                          f"take timing={better}, or {also}")
     for one in figures["excluded"]:
         example = f" (such as {one['first'][0]})" if one["first"] else ""

@@ -89,24 +89,25 @@ def commands() -> dict[str, str]:
 # Removed commands and keys of commands, and what to use instead.
 REMOVED = {**dict.fromkeys(
                ("demo seeds", "demo duration_s", "demo start_s"),
-               "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
-           "demo learn": "'ooco-gym compare' holds heuristics against each other, without a search",
+               "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' simulates the day"),
+           "demo learn": "'ooco-gym compare' compares heuristics without a search",
            **dict.fromkeys(("capacity policy", "compare policy", "plan policy"), "policies=[NAME] takes one, too"),
            "compare sustain": "'ooco-gym capacity' finds the sustained rate",
-           "evaluate stochastic": "policies are played by their likeliest actions, as engines play them",
+           "evaluate stochastic": "policies take their most likely actions, as in engines",
            **dict.fromkeys(
                ("headroom every", "headroom rules", "headroom violation_budget", "headroom progress"),
-               "'ooco-gym evaluate policies=[all]' plays the heuristics beside one another"),
+               "'ooco-gym evaluate policies=[all]' compares the heuristics"),
            "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
-           "doctor": "'pip check' says which packages do not fit, 'ooco-gym data list' where traces are looked for",
+           "doctor": "'pip check' reports incompatible packages, 'ooco-gym data list' where traces are expected",
            "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
-           "sweep": "a sweep prints its table at its end; pandas.read_parquet('FOLDER/sweep.parquet') has all figures",
-           "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's numbers, whole episodes at a time",
+           "sweep": "a sweep prints its table at its end; pandas.read_parquet('FOLDER/sweep.parquet') has all metrics",
+           "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's parameters on whole episodes",
            "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",
            "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, a "
                      "sweep (-m) prints its table",
            "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
-                     "--save-detailed', and hold 'ooco-gym simulate' of the same trace beside it (docs/sim_to_real.md)"}
+                     "--save-detailed', and compare it with 'ooco-gym simulate' on the same trace "
+                     "(docs/sim_to_real.md)"}
 
 
 def find(name: str) -> Command:

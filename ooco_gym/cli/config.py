@@ -208,7 +208,8 @@ def check(command: Command, request: CommandLine) -> DictConfig:
     for key in known:
         if "." not in key and key not in {"hydra", *command.keys, *command.groups}:
             presets = " and ".join(word.lstrip("+") for word in chosen if word.startswith("+"))
-            raise UserError(f"{presets} sets '{key}', which {command.name} has not; is it for another command?")
+            raise UserError(f"{presets} sets '{key}', which {command.name} does not have; is the preset for another "
+                            "command?")
     for key, override in given.items():
         _check_drawn(key, override, given, known)
         _set(composed, key, override, _checked(command, key, override, known))
@@ -225,12 +226,12 @@ def _check_drawn(key: str, override: Override, given: Mapping[str, Override], kn
         return
     varied = key.replace("env.scenario.", "env.vary.", 1)
     if known.get(varied) and not any(one.startswith("env.vary") for one in given):
-        raise UserError(f"{override.input_line}: this environment draws that anew for each window, from "
-                        f"{known[varied]}; expected what it draws from: {varied}=[{override.value()}]")
+        raise UserError(f"{override.input_line}: this environment draws it for each episode, from {known[varied]}; "
+                        f"expected a range to draw from: {varied}=[{override.value()}]")
     field = key.removeprefix("env.scenario.").partition(".")[0]
     if any(field in one for one in known.get("env.vary.condition") or ()) and "env.vary" not in given:
-        raise UserError(f"{override.input_line}: this environment draws whole conditions, {field} among them, anew "
-                        "for each window; env.vary={} beside it draws none")
+        raise UserError(f"{override.input_line}: this environment draws whole conditions for each episode, "
+                        f"{field} included; add env.vary={{}} to draw none")
 
 
 def _choice(command: Command, override: Override) -> str:
@@ -238,7 +239,7 @@ def _choice(command: Command, override: Override) -> str:
     key, value = override.key_or_group, override.value()
     known = names(command.roots, key)
     if override.is_delete():
-        raise UserError(f"{key} cannot be taken away; expected {key}=NAME, one of: {', '.join(known)}")
+        raise UserError(f"{key} cannot be removed; expected {key}=NAME, one of: {', '.join(known)}")
     if override.is_sweep_override():
         return f"{override.get_key_element()}={values_of(override)[0]}"
     if not isinstance(value, str):
@@ -261,8 +262,8 @@ def values_of(override: Override) -> list[str]:
         raise UserError(f"{override.input_line}: a sweep has at most {MOST_POINTS:,} points")
     found = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     if not found:
-        raise UserError(f"{override.input_line}: a sweep plays all values of lists, such as a,b or range(0,10); to "
-                        "search there is 'ooco-gym train agent=cma'")
+        raise UserError(f"{override.input_line}: a sweep runs all values of lists, such as a,b or range(0,10); "
+                        "'ooco-gym train agent=cma' searches")
     return found
 
 
@@ -281,7 +282,8 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     parent, _, last = key.rpartition(".")
     above, is_hydra = known.get(parent), key.startswith("hydra.")
     if isinstance(above, Mapping) and PLAIN in above:
-        raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is read as it stands, it has no keys here")
+        raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is a file that is read whole and has no keys "
+                        "here")
     plus = override.is_add() or override.is_force_add()
     columns = ".only." in f".{parent}."  # columns of a file
     if key not in known and (columns or parent == "cluster") and not plus:  # a cluster's YAML omits defaults

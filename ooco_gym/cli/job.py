@@ -27,7 +27,7 @@ from ooco_gym.version import __version__
 
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
-          "(workers=1) or a smaller load; the same command goes on from what it has kept of the finished work")
+          "(workers=1) or a smaller load; the same command continues from the stored results")
 LACKING = "memory ran out: take fewer requests, seeds or episodes at a time, or smaller sizes"
 SUMMARY, CONFIG = "summary.json", "config.yaml"
 

@@ -89,7 +89,7 @@ def run(command: Command, request: CommandLine, multirun: bool) -> int:
         cfg = check(command, request)
         launcher = str(cfg.hydra.runtime.choices.get("hydra/launcher"))
         if not multirun and launcher != "basic":
-            raise UserError(f"hydra/launcher={launcher} plays the points of a sweep, and this is a single run: add -m, "
+            raise UserError(f"hydra/launcher={launcher} runs the points of a sweep, but this is a single run: add -m, "
                             "or leave the launcher out")
         for override in request.overrides:  # prints what presets do, and how long they take
             if override.key_or_group == PRESETS and (said := command.presets().get(str(override.value()))):
@@ -184,7 +184,7 @@ def _sweep(app: Any, command: Command, request: CommandLine, folder: Path, task:
     had = Sweep.read(folder).about if (folder / FILE).is_file() else about
     if had != about:
         theirs = " ".join([had["command"], "-m", *(f"{key}=…" for key in had["swept"]), *had["words"]])
-        raise UserError(f"'{folder}' has another sweep, 'ooco-gym {theirs}'; give the same words to go on with it, or "
+        raise UserError(f"'{folder}' has another sweep, 'ooco-gym {theirs}'; give the same words to continue it, or "
                         "choose another out")
     words = ["hydra.sweep.dir='" + str(folder).replace("'", "\\'") + "'", "hydra.output_subdir=null",
              f"hydra.sweep.subdir={_names_of(request)}",
@@ -209,7 +209,7 @@ def _sweep(app: Any, command: Command, request: CommandLine, folder: Path, task:
     jobs = [job for batch in batches for job in batch]
     outcomes: list[JobResult] = [job.return_value for job in jobs]
     if there := sum(one.code == OK and not one.files for one in outcomes):
-        print(f"{there:,} of {total:,} points were there already", file=sys.stderr)
+        print(f"{there:,} of {total:,} points were already complete", file=sys.stderr)
     points = []
     for job, one in zip(jobs, outcomes, strict=True):
         given = dict(word.lstrip("+").split("=", 1) for word in job.overrides or () if "=" in word)

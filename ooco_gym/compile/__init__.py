@@ -27,7 +27,7 @@ try:
     from ooco_gym.compile.parts import PartCompiler, WholeCompiler, take_whole_numbers
     from ooco_gym.compile.source_cache import SourceCache, note_not_kept
 except (ImportError, AttributeError) as error:
-    raise ImportError(f"numba {numba.__version__} has no longer all that ooco_gym compiles with ({error}): install "
+    raise ImportError(f"numba {numba.__version__} lacks something that ooco_gym compiles with ({error}): install "
                       f"numba{SUPPORTED}") from error
 
 watch()

@@ -14,7 +14,7 @@ from numba.core import event
 from ooco_gym.compile.source_cache import SourceCache
 
 AFTER_S, EVERY_S = 5.0, 30.0  # delay after the first function (a user's rule takes less), and between messages
-WORDS = "compiling what is not compiled yet, which is kept for later starts; 'ooco-gym compile' does all of it at once"
+WORDS = "compiling functions that later starts reuse; 'ooco-gym compile' compiles all of them"
 
 
 class Notice(event.Listener):

@@ -171,8 +171,8 @@ def note_not_kept(reason: str) -> None:
     """Warns once per process that compiled code is lost at its end."""
     if not _NOTED:
         _NOTED.append(reason)
-        warnings.warn(f"compiled code cannot be kept ({reason}): every start compiles anew, for a minute or more; set "
-                      "NUMBA_CACHE_DIR to a folder of your own", UserWarning, stacklevel=2)
+        warnings.warn(f"compiled code cannot be cached ({reason}): every start compiles again, for a minute or more; "
+                      "set NUMBA_CACHE_DIR to a folder of your own", UserWarning, stacklevel=2)
 
 
 def source_digest(function: Callable[..., Any]) -> str:

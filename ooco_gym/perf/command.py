@@ -100,13 +100,13 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
     capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
     tokens = saturation["prefill_tokens"]
     prefill_from = (f"Prefill saturates at {tokens} tokens: from there on" if tokens
-                    else "Prefill never saturates: nowhere do")
+                    else "Prefill never saturates: at no length do")
     return [
         (f"KV capacity: {capacity['kv_tokens']:,} tokens of {capacity['kv_bytes_per_token']:,} bytes beside "
          f"{capacity['weight_bytes'] / 1e9:.1f} GB of weights ({capacity['parameters'] / 1e9:.2f} billion parameters)"),
         _pool_line(capacity, figures["tp"] * figures["pp"]),
         (f"Decode GEMMs saturate at a batch of {saturation['bs_sat']} (bs_sat): from there on every linear layer is "
-         "bound by compute"),
+         "compute-bound"),
         (f"{prefill_from} compute-bound operators take more than half of the operators' time "
          "(overhead and links left out)"),
         (f"Throughput, prefill and decode in turn at a batch of {rate['batch']}: {rate['tokens_per_s']:,.0f} prompt "

@@ -152,7 +152,7 @@ def _check_times(deployment: Deployment, *seconds: Any) -> None:
     worst = max(float(np.max(one)) for one in seconds)
     if not worst <= LONGEST_S:
         raise UserError(f"chip '{deployment.chip.name}': an iteration of '{deployment.model.name}' would take "
-                        f"{worst:g} s; expected {LONGEST_S:g} s at most: look at its rates and overheads")
+                        f"{worst:g} s; expected {LONGEST_S:g} s at most: check its rates and overheads")
 
 
 def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:

@@ -34,12 +34,12 @@ def _preset(clock: EngineClock) -> str:
 def _errors(deployment: Deployment, clock: str, measured: Mapping[str, Any], quoted: bool) -> str:
     chip, form = deployment.chip, deployment.timing
     known = measured.get(chip.name, {}).get(form, {})
-    alone = (f"iterations {known['iterations']:.1f} % off in the mean" if "iterations" in known else
-             chip.sources.get(f"error.{form}") or "not held against measured iterations")
+    alone = (f"iterations {known['iterations']:.1f} % off on average" if "iterations" in known else
+             chip.sources.get(f"error.{form}") or "not validated on measured iterations")
     if not quoted:
         return alone
     served = next((one for one in known.get("served", ()) if one["clock"] == clock), None)
     if served is None:
-        return f"{alone}, not held against an engine with this clock"
+        return f"{alone}, not validated on an engine with this clock"
     ends = ", ".join(f"{name} {served[key]:+.0f} %" for name, key in (("TTFT", "ttft"), ("TPOT", "tpot")))
-    return f"{alone}, {served['engine']} served again {ends}".replace(" -", " −")
+    return f"{alone}, replay of {served['engine']} {ends}".replace(" -", " −")

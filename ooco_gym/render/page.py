@@ -119,7 +119,7 @@ def class_table(summary: Row) -> Table | None:
         bounds = one.get("censored", ())
         cells = [at_least(write(one.get(key)), key in bounds) for _, key, write in CLASS_FIGURES]
         rows.append((name, promise_of(one), *cells))
-    return Table("Classes of requests", ("class", "promise", *(head for head, *_ in CLASS_FIGURES)), rows, (
+    return Table("Classes of requests", ("class", "SLO", *(head for head, *_ in CLASS_FIGURES)), rows, (
         "For offline classes, violations are missed deadlines among the decided requests. Tokens are those of requests "
         "completed in the window.")) if rows else None
 

@@ -109,8 +109,8 @@ class Policy:
             raise UserError(f"the policy in '{folder}' cannot be run, its files do not fit its manifest; export it "
                             f"again ({type(error).__name__}: {' '.join(str(error).split())[:300]})") from error
         if not answered:
-            raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
-                            f"{held[0]}): the files do not belong together, or this machine computes otherwise")
+            raise UserError(f"the policy in '{folder}' does not reproduce its reference vectors (form {held[0]}): the "
+                            "files do not belong together, or this machine computes differently")
         return policy
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
@@ -252,8 +252,8 @@ class Policy:
         chosen = chosen.reshape(len(mask), -1)
         if (actions >= 0).all() and (chosen < mask.shape[1]).all() and np.take_along_axis(mask, chosen, 1).all():
             return actions
-        raise UserError(f"the policy answers {np.asarray(actions)[:4].tolist()}, an action that is not legal here: its "
-                        "weights are damaged or too large; train and export it again")
+        raise UserError(f"the policy returns {np.asarray(actions)[:4].tolist()}, an illegal action: its weights are "
+                        "damaged or too large; train and export it again")
 
 
 class ParameterPolicy:
@@ -315,7 +315,7 @@ class ParameterPolicy:
         values = self._network(features)[0]
         if ((values >= self.low) & (values <= self.high)).all():
             return values
-        raise UserError(f"the policy answers {values.ravel()[:4].tolist()}; expected values within their bounds: it is "
+        raise UserError(f"the policy returns {values.ravel()[:4].tolist()}; expected values within their bounds: it is "
                         "damaged; export it again")
 
 

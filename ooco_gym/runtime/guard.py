@@ -37,10 +37,10 @@ class Metrics:
         self.registry, self._policy = CollectorRegistry(), policy
         self._counters = {name: Counter(f"ooco_gym_policy_{name}", text, ["policy", label], registry=self.registry)
                           for name, label, text in (
-            ("decisions", "source", "Decisions, by whose answer was acted on."),
-            ("fallbacks", "reason", "Decisions in which the rule stood in for the policy, by why."),
-            ("shadow", "agrees", "Decisions that the policy took in the shadow of the rule, by whether both agree."))}
-        self.took = Histogram("ooco_gym_policy_decision_seconds", "What the policy took to answer, seconds.",
+            ("decisions", "source", "Decisions, by the source of the executed action."),
+            ("fallbacks", "reason", "Decisions in which the rule replaced the policy, by reason."),
+            ("shadow", "agrees", "Shadow decisions of the policy, by agreement with the rule."))}
+        self.took = Histogram("ooco_gym_policy_decision_seconds", "Latency of the policy's decisions, seconds.",
                               ["policy"], buckets=BUCKETS_S, registry=self.registry).labels(policy).observe
 
     def add(self, name: str, value: str) -> None:
@@ -186,7 +186,7 @@ class Guarded:
                 if rests:
                     self._failures, self._rests_until = 0, time.perf_counter() + REST_S
             if rests:
-                _LOG.warning("the policy failed %d times in a row (last: %s) and rests for %g s; the rule decides",
+                _LOG.warning("the policy failed %d times in a row (last: %s) and pauses for %g s; the rule decides",
                              MOST_IN_A_ROW, reason, REST_S)
         # An engine decides thousands of times per second, so only the first warning of a kind is not for debugging.
         _LOG.log(logging.DEBUG if reason in self._said else logging.WARNING, "the rule decides in the policy's place "

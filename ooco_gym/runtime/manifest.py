@@ -37,8 +37,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     manifest = read_json(file)
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         found = manifest.get("schema") if isinstance(manifest, dict) else None
-        raise UserError(f"'{file}' has schema '{str(found)[:60]}'; this ooco-gym reads {SCHEMA}: export the run that "
-                        "it was made of again")
+        raise UserError(f"'{file}' has schema '{str(found)[:60]}'; this ooco-gym reads {SCHEMA}: export its training "
+                        "run again")
     check_manifest(f"'{file}'", manifest)
     if manifest["manifest_sha256"] != signed(manifest)["manifest_sha256"]:
         raise UserError(f"'{file}' was changed after it was written (its SHA-256 differs); export the policy again")

@@ -27,10 +27,10 @@ def main() -> int:
     rule, waiting = decider.settings.rule, [Request(f"r{i}", i < 2, (i, 0.0), 0.0, 2.0, 0.05, 100) for i in range(4)]
     engine = Engine(1.0, [], Line(waiting[:2]), Line(waiting[2:]), 1000, 1000, 16, 64, 2048, 0.05, (2, 200, 2, 200))
     if decider.decide(lambda: engine, lambda name: True) is None and decider.rule is not None:
-        print(f"error: rule '{rule}' does not answer: {', '.join(decider.watch.counts)}", file=sys.stderr)
+        print(f"error: rule '{rule}' fails: {', '.join(decider.watch.counts)}", file=sys.stderr)
         return 1
-    print(f"rule '{rule}': compiled {notice.compiled()} functions in {time.monotonic() - began:.0f} s; they are kept "
-          "for later starts" if notice.compiled() else f"rule '{rule}': all is compiled")
+    print(f"rule '{rule}': compiled {notice.compiled()} functions in {time.monotonic() - began:.0f} s; later starts "
+          "reuse them" if notice.compiled() else f"rule '{rule}': everything is already compiled")
     return 0
 
 

@@ -40,8 +40,8 @@ SCORES: dict[str, Score] = {
 
 
 PARAMS = (
-    Param("rule", "by which score a waiting offline request is admitted", choices=tuple(SCORES), default="shared_work"),
-    Param("refresh_s", "how often all waiting requests are looked at, seconds", 0.0, 3600.0, default=1.0),
+    Param("rule", "score by which waiting offline requests are admitted", choices=tuple(SCORES), default="shared_work"),
+    Param("refresh_s", "interval at which all waiting requests are scored, seconds", 0.0, 3600.0, default=1.0),
 )
 
 

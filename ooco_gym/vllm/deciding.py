@@ -46,15 +46,15 @@ def _metrics() -> dict[str, Any]:
     """Returns the Prometheus metrics, created once per process."""
     made: dict[str, Any] = {name: prometheus_client.Counter(f"vllm:ooco_{name}", text) for name, text in (
         ("decisions", "iterations composed by the rule"), ("stock", "iterations composed by vLLM itself"),
-        ("preemptions", "requests that the rule preempted"), ("parked", "decodes that the rule left out"),
-        ("rests", "times that a failing rule was left alone for a while"),
+        ("preemptions", "requests that the rule preempted"), ("parked", "decodes that the rule skipped"),
+        ("rests", "pauses of a failing rule"),
         ("adjustments", "changes of parameters by a learned policy"),
         ("predicted_seconds", "predicted seconds of iterations"),
         ("actual_seconds", "seconds that these iterations took"),
         ("error_seconds", "sum of absolute differences between both"),
         ("slack_seconds", "seconds that iterations took beyond online decodes alone"))}
     made["fallbacks"] = prometheus_client.Counter(
-        "vllm:ooco_fallbacks", "iterations in which vLLM's schedule stood in", ["reason"])
+        "vllm:ooco_fallbacks", "iterations in which vLLM's own schedule replaced the rule's", ["reason"])
     made["decision_seconds"] = prometheus_client.Histogram(
         "vllm:ooco_decision_seconds", "time to compose an iteration", buckets=_BUCKETS)
     return made
@@ -97,7 +97,7 @@ class Watch:
         name = f"fallbacks:{reason}"
         self.counts[name] += 1
         if self.counts[name] == 1:
-            LOG.warning("ooco-gym: the rule %s (%s); vLLM's own schedule stands in", reason, detail)
+            LOG.warning("ooco-gym: the rule %s (%s); vLLM's own schedule is used", reason, detail)
         self._metrics["fallbacks"].labels(reason=reason).inc()
 
     def took(self, predicted_s: float, actual_s: float, spent_s: float) -> None:
@@ -208,8 +208,8 @@ class Decider:
         learned = None
         if settings.bundle is not None and rule is not None:
             if not isinstance(rule, Compiled):
-                raise UserError(f"bundle '{settings.bundle}' sets parameters of our rules, and '{settings.rule}' is "
-                                f"none; expected one of {', '.join(RULES)}")
+                raise UserError(f"bundle '{settings.bundle}' sets parameters of ooco-gym's rules, and "
+                                f"'{settings.rule}' is not one; expected one of {', '.join(RULES)}")
             learned = Adjuster(settings, rule, self.watch)
         self.settings, self.rule, self.learned = settings, rule, learned
         self._failures, self._rest_until, self._asked = 0, 0.0, False
@@ -272,7 +272,7 @@ def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable
             (sum(tokens) > engine.max_num_batched_tokens, f"more than {engine.max_num_batched_tokens} tokens"),
             (len(left) + len(enters) > engine.max_num_seqs, f"more than {engine.max_num_seqs} requests"),
             (not tokens and not lose and (running or engine.online.peek() or engine.offline.peek()),
-             "nothing to do, though there is")):
+             "an empty plan although requests can run")):
         if wrong:
             raise NonsenseError(said)
 
@@ -310,12 +310,12 @@ class Adjuster:
                             "(kind 'parameters')")
         strange = [name for name in (*names, *policy.constants) if name not in rule.values]
         if strange:
-            raise UserError(f"bundle '{settings.bundle}' sets '{strange[0]}', which the rule '{settings.rule}' has "
-                            f"not; expected one for {settings.rule}")
+            raise UserError(f"bundle '{settings.bundle}' sets '{strange[0]}', which the rule '{settings.rule}' does "
+                            f"not have; expected one for {settings.rule}")
         for ends in (policy.low.tolist(), policy.high.tolist()):
             rule.check({**policy.constants, **dict(zip(names, ends, strict=True))})
         if policy.features != [one.name for one in ENGINE]:
-            raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
+            raise UserError(f"bundle '{settings.bundle}' needs features that an engine does not have "
                             "(ooco_gym/runtime/features.json)")
         # Parameters of its training, unless the server's settings override them.
         rule.set({name: value for name, value in policy.constants.items() if name not in settings.values})

@@ -88,8 +88,8 @@ def _by_priority(preempt: str) -> Policy:
     engine, version = sys.modules.get("vllm"), ENGINE_VERSIONS[0]
     if engine is not None:
         version = engine_version_of(engine.__version__)
-    params = (Param("preempt", "which running request gives way", choices=VICTIMS, default=preempt),
-              Param("engine_version", "whose schedule is followed", choices=ENGINE_VERSIONS, default=version))
+    params = (Param("preempt", "which running request is preempted", choices=VICTIMS, default=preempt),
+              Param("engine_version", "engine whose schedule is used", choices=ENGINE_VERSIONS, default=version))
     return Policy("v1", params, mixed=True, compose=schedule_once)
 
 

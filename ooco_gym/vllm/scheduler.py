@@ -369,22 +369,22 @@ class OocoScheduler(Scheduler):
             self.ooco.use(settings)
             self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
         except (Exception, SystemExit) as error:
-            LOG.warning("ooco-gym: '%s' has changed, but stays unused: %s", self._ooco_file, error)
+            LOG.warning("ooco-gym: '%s' has changed, but is not used: %s", self._ooco_file, error)
 
     def _ooco_refuse(self) -> None:
         """Raises UserError for an engine that a plan cannot control."""
         ranks = self.vllm_config.parallel_config.data_parallel_size  # 1 if ranks are separate engines
         for there, name, why in (
                 (self.connector is not None, "a KV connector",
-                 "a plan does not know what tokens it holds, nor when a request that waits for them may be computed"),
+                 "a plan does not know which tokens it holds, nor when requests that wait for them can run"),
                 (self.is_encoder_decoder, "an encoder and a decoder", "a plan counts no encoder inputs"),
                 (len(self.kv_cache_config.kv_cache_groups) != 1, "several groups of KV blocks (hybrid attention)",
                  "a plan counts the blocks of one group, of which each token needs its share for good"),
                 (self.need_mamba_block_aligned_split, "Mamba layers aligned to blocks",
                  "vLLM shortens pieces of prompts to whole blocks, and a plan does not"),
                 (ranks > 1, f"{ranks} data-parallel ranks of a model with experts",
-                 "ranks step together, so that an iteration lasts as long as on the rank that is slowest, and a "
-                 "scheduler is not told what the others have")):
+                 "ranks step together, so an iteration lasts as long as on the slowest rank, and a scheduler does not "
+                 "see the others' requests")):
             if there:
                 raise UserError(f"ooco_gym.runtime.vllm cannot schedule an engine with {name}: {why}; start it without "
                                 "--scheduler-cls")
@@ -402,7 +402,7 @@ def check_version(version: str, any_version: bool) -> None:
     """
     release = version.split("+", maxsplit=1)[0]
     if release not in TESTED and not any_version:
-        raise UserError(f"ooco_gym.runtime.vllm was tested with vLLM {' and '.join(TESTED)}, and this is {version}; "
+        raise UserError(f"ooco_gym.runtime.vllm was tested with vLLM {' and '.join(TESTED)}, but this is {version}; "
                         "set OOCO_GYM_VLLM_ANY_VERSION=1 to go on (run make test-oracle with it first), or start vLLM "
                         "without --scheduler-cls")
 

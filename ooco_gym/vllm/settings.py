@@ -106,8 +106,8 @@ def parse_settings(values: Mapping[str, Any], where: str = "settings",
             ("values", isinstance(settings.values, Mapping), "parameters by name"),
             ("rule", settings.rule in (STOCK, *RULES) or ":" in str(settings.rule),
              f"{STOCK}, {', '.join(RULES)}, or module:name"),
-            ("bundle", settings.bundle is None or Path(str(settings.bundle)).is_dir(), "the folder of an exported "
-             "policy, which is there"),
+            ("bundle", settings.bundle is None or Path(str(settings.bundle)).is_dir(),
+             "an existing folder of an exported policy"),
             ("prior", settings.prior is None or (isinstance(settings.prior, Mapping) and settings.belief == LEARNED),
              f"chip and model from which belief '{LEARNED}' begins, such as {{chip: h100, model: llama_3_1_8b}}"),
             ("violation_budget", is_number(settings.violation_budget) and settings.violation_budget > 0,
@@ -141,7 +141,7 @@ def _classes(given: Any, where: str) -> tuple[Class, ...]:
                             "both in seconds, above 0, or neither (offline)")
         found.append(Class(str(name), int(one["priority"]), *slo))
     if not any(one.online for one in found):
-        raise UserError(f"{where}: none of the classes has ttft_s and tpot_s; expected at least one with a promise")
+        raise UserError(f"{where}: none of the classes has ttft_s and tpot_s; expected at least one with SLOs")
     for line in _doubts(found):
         print(f"warning: {where}: {line}", file=sys.stderr, flush=True)
     return tuple(sorted(found, key=lambda one: one.priority))
@@ -149,12 +149,12 @@ def _classes(given: Any, where: str) -> tuple[Class, ...]:
 
 def _doubts(classes: Sequence[Class]) -> list[str]:
     """Returns warnings on classes that are legal but look like a mistake, one sentence each."""
-    lines = [f"classes.{one.name}.{key}={value:g} is in seconds, and so long a promise binds nothing; {value:g} ms are "
+    lines = [f"classes.{one.name}.{key}={value:g} is in seconds, so long an SLO has no effect; {value:g} ms are "
              f"{value / 1000:g}" for one in classes for key, most in LONGEST_S.items()
              if (value := getattr(one, key)) is not None and value > most]
     first = min(classes, key=lambda one: one.priority)
     if not first.online:
         online = next(one.name for one in classes if one.online)
-        lines.append(f"classes.{first.name} has no promise and the lowest priority number, {first.priority}, which in "
-                     f"vLLM is served first, before '{online}'; exchange them")
+        lines.append(f"classes.{first.name} has no SLO and the lowest priority number, {first.priority}, which vLLM "
+                     f"serves first, before '{online}'; swap the priorities")
     return lines

@@ -95,7 +95,7 @@ def what_to_put_where(dataset: Dataset, folder: Path | None = None) -> str:
     """Returns a message that says which file a user has to bring and where it belongs."""
     folder = folder or data_folder()
     if dataset.address is None or dataset.file is None:
-        return f"dataset '{dataset.name}' is no single file: {dataset.note} ({dataset.publisher})"
+        return f"dataset '{dataset.name}' is not a single file: {dataset.note} ({dataset.publisher})"
     facts = [f"{dataset.size_bytes:,} bytes"] if dataset.size_bytes else []
     facts += [f"SHA-256 {dataset.sha256}"] if dataset.sha256 else []
     shown = ", ".join(facts)

@@ -51,9 +51,9 @@ class RequestClass:
     def __post_init__(self) -> None:
         where = f"classes.{self.name}"
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
-            raise UserError(f"classes: '{self.name}' is no name of a class; expected {NAMED}")
+            raise UserError(f"classes: '{self.name}' is not a class name; expected {NAMED}")
         if not isinstance(self.online, bool):
-            raise UserError(f"{where}.online={self.online!r} must be true (bound by TTFT and TPOT) or false")
+            raise UserError(f"{where}.online={self.online!r} must be true (with TTFT and TPOT SLOs) or false")
         if self.name in DEFAULT_CLASSES and self.online != (self.name == "online"):
             raise UserError(f"{where}.online={str(self.online).lower()} contradicts its name: choose another name")
         for key in ("ttft_s", "tpot_s", "deadline_s"):
@@ -62,8 +62,8 @@ class RequestClass:
                 raise UserError(f"{where}.{key}={value!r} must be a positive number of seconds, below {LONGEST_S:g}")
             if value is not None and self.online == (key == "deadline_s"):
                 kind, expected = ("online", "ttft_s and tpot_s") if self.online else ("offline", "deadline_s")
-                raise UserError(f"{where}.{key} is nothing that an {kind} class can be promised; expected {expected}, "
-                                f"or online: {str(not self.online).lower()}")
+                raise UserError(f"{where}.{key} is not an SLO of an {kind} class; expected {expected}, or online: "
+                                f"{str(not self.online).lower()}")
         if not is_number(self.weight) or not 0 <= self.weight < 1e6:
             raise UserError(f"{where}.weight={self.weight!r} must be a number of at least 0")
 
@@ -126,10 +126,10 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
     if unknown:
         name, at_s = own_names[unknown[0]], float(trace.arrival_s[np.argmax(ids == unknown[0])])
         others = ", ".join(_as_entry(own_names[index]) for index in unknown)
-        raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
-                        f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}; add "
-                        f"'classes={{{others}}}', where {{}} means online under the SLO, {{ttft_s: 1, tpot_s: 0.05}} a "
-                        "promise of its own and {online: false} offline")
+        raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class "
+                        f"'{name}'{nearest(name, names)}, which has no SLO; the classes are: {', '.join(names)}; add "
+                        f"'classes={{{others}}}', where {{}} means online under the SLO, {{ttft_s: 1, tpot_s: 0.05}} "
+                        "an own SLO, and {online: false} offline")
     place = np.array([names.index(name) if name in names else 0 for name in own_names], np.int8)[ids]
     columns: dict[str, Any] = {}
     for column, key in (("ttft_slo_s", "ttft_s"), ("tpot_slo_s", "tpot_s"), ("deadline_s", "deadline_s")):

@@ -69,8 +69,8 @@ def grows_note(trace: Trace) -> tuple[str, ...]:
     holds = (following >= 0) & (trace.prompt_tokens[following] >= total)
     if trace.prefix_hashes is not None or not holds.any():
         return ()
-    return (f"the trace has sessions and no prefix hashes: {holds.sum():,} turns that are at least as long as the turn "
-            "before them and its answer are taken to begin with both, which a prefix cache then finds",)
+    return (f"the trace has sessions and no prefix hashes: {holds.sum():,} turns that are at least as long as the "
+            "previous turn and its answer are assumed to begin with both, which a prefix cache then finds",)
 
 
 def next_turns(trace: Trace) -> np.ndarray:

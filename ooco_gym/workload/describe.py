@@ -130,7 +130,7 @@ def write_page(trace: Trace, title: str, path: Path, notes: Sequence[str] = ()) 
     for said, values, unit in (("Gaps between arrivals", np.diff(arrival_s), "gap (s)"),
                                ("Prompt tokens", trace.prompt_tokens, "tokens"),
                                ("Output tokens", trace.output_tokens, "tokens")):
-        plots.append(plot(said, [curve("", *_distribution(values))], unit, "share at or below", log="x"))
+        plots.append(plot(said, [curve("", *_distribution(values))], unit, "cumulative share", log="x"))
     return write_sections(path, title, [Section("", plots=plots), Section("", notes)])
 
 

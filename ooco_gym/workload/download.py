@@ -58,7 +58,7 @@ def download(address: str, path: Path, sha256: str | None = None,
         raise UserError(f"cannot write '{path}': {error.strerror or error}") from None
     except ValueError:
         raise UserError(f"{address} is not the file expected: its SHA-256 is not {sha256}; it was removed: fetch "
-                        "again, or bring the file yourself") from None
+                        "again, or download the file yourself") from None
 
 
 class _Bar:

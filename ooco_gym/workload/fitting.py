@@ -102,10 +102,10 @@ def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> lis
     doubts = []
     together = float(np.mean(np.diff(arrival_s) == 0))
     if together > 0.05 and not batch_s:
-        doubts.append(f"{100 * together:.3g} % of the requests arrive at the same instant as the one before, but not "
-                      "at a regular step: the generator has no such batches")
+        doubts.append(f"{100 * together:.3g} % of the requests arrive at the same instant as the previous one, but not "
+                      "at regular intervals: the generator has no such batches")
     if alike["ks_gaps"] > 0.05:
-        doubts.append(f"the generator's gaps are not the trace's: KS {alike['ks_gaps']:.3f}")
+        doubts.append(f"the generator's gaps differ from the trace's: KS {alike['ks_gaps']:.3f}")
     off = [f"{window} s" for window, item in alike["dispersion"].items()
            if item["ratio"] is None or abs(item["ratio"] - 1) > 0.1]
     if off:
@@ -154,7 +154,7 @@ def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]
     span_s = float(arrival_s[-1] - arrival_s[0])
     rate = (len(arrival_s) - 1) / span_s
     if span_s < TIDE_FROM_S:
-        return FLAT, rate, ["no tide: the trace is shorter than 20 hours"]
+        return FLAT, rate, ["no diurnal load: the trace is shorter than 20 hours"]
     edges = np.arange(np.floor(arrival_s[0] / 3600.0), np.ceil(arrival_s[-1] / 3600.0) + 1)
     counts = np.diff(np.searchsorted(arrival_s, edges * 3600.0))
     there_s = np.minimum(edges[1:] * 3600.0, arrival_s[-1]) - np.maximum(edges[:-1] * 3600.0, arrival_s[0])
@@ -164,7 +164,7 @@ def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]
     known = exposed_s > 600.0
     level = np.interp(np.arange(24), np.flatnonzero(known), (requests[known] / exposed_s[known]), period=24)
     level = np.maximum(level, 1e-4 * level.max())
-    note = "the trace's time 0 is taken for midnight, and each day's tide for the mean day's"
+    note = "the trace's time 0 is assumed to be midnight, and each day has the mean day's load curve"
     if not known.all():
         note += f"; hours {', '.join(str(x) for x in np.flatnonzero(~known))} are not in the trace"
     return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
@@ -201,7 +201,7 @@ def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
 def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, list[str]]:
     """Returns the arrival process with fitted rate variation, and the assumptions made."""
     part = arrival_s[:MOST_REQUESTS]
-    assumed = [f"bursts are those of the first {MOST_REQUESTS:,} requests"] if len(part) < len(arrival_s) else []
+    assumed = [f"bursts are fitted to the first {MOST_REQUESTS:,} requests"] if len(part) < len(arrival_s) else []
     plain = _without_tide(_unbatched(part, base.batch_s, seed), base.tide)
     span_s = float(plain[-1] - plain[0])
     known = [(window_s, value) for window_s in FITTED_S if (value := dispersion(plain, window_s)) is not None]

@@ -27,8 +27,8 @@ REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "ts", "date"), "prompt_tokens": (
     "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # parts of names
 LONGEST_NAME = 80   # longest column name or value shown in a message
-LOG_TOKENS = ("a server's answer has them as usage.prompt_tokens and usage.completion_tokens (of a stream with "
-              "stream_options.include_usage): log these with each request, as docs/traces.md says")
+LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
+              "stream_options.include_usage): log both with each request (docs/traces.md)")
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 
@@ -161,8 +161,9 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
                         f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
                         f"{few(table.columns)}{_asked(table, missing) * asked}")
     if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and not {"hash_ids", "delay"} & set(table.columns):
-        raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, and nothing tells whether "
-                        f"'timestamp' counts milliseconds, as there, or seconds: say {played('time_unit=s')}, or ms")
+        raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, so the unit of "
+                        f"'timestamp' is unknown: milliseconds, as there, or seconds; say {played('time_unit=s')}, or "
+                        "ms")
     if time_unit != "auto":
         form = replace(form, unit=time_unit)
     if block_tokens is None:
@@ -197,7 +198,7 @@ def _asked(table: Table, missing: Iterable[str]) -> str:
     likely = {ours: _likely(table, ours) for ours in missing}
     said = f"; say which they are: {played(*(f'columns.{ours}={name}' for ours, name in likely.items()))}"
     if list(likely.items()) == [("arrival_s", "NAME")]:
-        said += "; if all are there from the beginning, workload.class=offline (of ooco-gym data, at_once=true)"
+        said += "; if all requests arrive at the start, workload.class=offline (of ooco-gym data, at_once=true)"
     return said + f"; if none has token counts, {LOG_TOKENS}" * ("NAME" in likely.values() and len(likely) > 1)
 
 
@@ -224,7 +225,7 @@ def played(*settings: str) -> str:
     """Returns options as the readers take them, and as a workload does."""
     words = " ".join(_word(one) for one in settings)
     of_workload = " ".join(_word(f"workload.{one}") for one in settings)
-    return f"{words} (of a file that is played, {of_workload})"
+    return f"{words} (for a workload file, {of_workload})"
 
 
 def _word(setting: str) -> str:

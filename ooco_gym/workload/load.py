@@ -53,8 +53,8 @@ def of_trace(workload: Source) -> Source:
         return workload
     for key, value in values.items():
         if key not in TRACE_KEYS + NOTES and value is not None and values.get("name") not in list_workloads():
-            raise UserError(f"workload: path={values['path']} is a trace file, and '{key}' is no key of one; expected "
-                            f"one of: {', '.join(TRACE_KEYS)}")
+            raise UserError(f"workload: path={values['path']} is a trace file, for which '{key}' is not a key; "
+                            f"expected one of: {', '.join(TRACE_KEYS)}")
     return {key: values[key] for key in TRACE_KEYS if values.get(key) is not None}
 
 
@@ -249,7 +249,7 @@ def resolve_workload(spec: Source) -> Workload:
         return replace(resolve_workload(values), sessions=OPEN, concurrency=whole)
     mode, think = check_mode(given), values.pop("think_s", None)
     if think is not None and mode == OPEN:
-        raise UserError(f"workload: think_s={think} is of closed sessions; say workload.sessions=closed, too")
+        raise UserError(f"workload: think_s={think} needs closed sessions; add workload.sessions=closed")
     if mode == CLOSED:
         return replace(resolve_workload(values), sessions=mode, think=None if think is None else Think.parse(think))
     class_name = values.pop("class", None)

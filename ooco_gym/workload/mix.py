@@ -91,11 +91,11 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
                         f"({', '.join(item.strip() for item in found)}); expected one at most")
     dataset = found[0].strip()
     if "*" in dataset:
-        raise UserError(f"workload '{text}': the offline dataset in '{dataset}' has no rate to be weighted; give its "
-                        "name alone, and its requests a second as offline.rate=…")
+        raise UserError(f"workload '{text}': the offline dataset in '{dataset}' has no rate to weight; give only its "
+                        "name, and its requests a second as offline.rate=…")
     if len(items) == 1:
-        raise UserError(f"workload '{text}' is an offline dataset, and nothing is online; give an online workload "
-                        f"besides, such as 'azure_conv_2023+{text}', or with offline={dataset_name(text)}")
+        raise UserError(f"workload '{text}' is an offline dataset without an online workload; add one, such as "
+                        f"'azure_conv_2023+{text}', or with offline={dataset_name(text)}")
     name, class_name = split_class(dataset)
     kept = dataset_name(name) + (f"@{class_name}" if class_name else "")
     return "+".join(item for item in items if item is not found[0]), kept

@@ -92,7 +92,8 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
     if mode == "jobs" and values.get("jobs") is None:
         raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
     if (own := values.get("own")) not in (None, True, False):
-        raise UserError(f"offline.own={own!r} must be true (the workload's own offline requests are played) or false")
+        raise UserError(f"offline.own={own!r} must be true (the workload's own offline requests are simulated) or "
+                        "false")
     return OfflineLoad(mode, values.get("rate"), values.get("jobs"), _lengths(values), _sharing(values),
                        str(values.get("name") or "custom"), values.get("class"), own is not False)
 

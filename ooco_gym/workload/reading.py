@@ -76,11 +76,12 @@ def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = N
     moved = [f"times{' since 1970' * (form.unit != 'date')} count from the first request"] if origin else []
     untimed = [f"turns without times wait for the turn before: sessions are closed, and their delays are "
                f"{UNITS[form.unit][0]} after the turn before"] if not timed else [
-                   "no column has times: all requests are there at 0 s"] * at_once
+                   "no column has times: all requests arrive at 0 s"] * at_once
     notes = [*untimed, *moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
-        notes += [f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before"] if timed else []
+        notes += [f"sorted by time: {late} of {len(ticks)} requests were earlier than the previous "
+                  "one"] if timed else []
         order = np.argsort(ticks, kind="stable")
         ticks, kept = ticks[order], kept[order]
     if len(kept) < table.rows or late:
@@ -110,8 +111,8 @@ def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[
         read["session"] = _roots(session, *parent) if parent else session
     for name in SECONDS:
         if name in there:
-            read[name] = _seconds(table, there[name], "a number of seconds > 0, or nothing for what its class is "
-                                  "promised", above=True)
+            read[name] = _seconds(table, there[name], "a number of seconds > 0, or nothing for its class's "
+                                                      "SLO", above=True)
     if "think_s" in there:
         read["think_s"] = _seconds(table, there["think_s"], "a number of seconds >= 0, or nothing")
     if "class" in there:
@@ -302,6 +303,5 @@ def _unread(table: Table, form: TraceFormat) -> list[str]:
                 one.casefold() in CLASS_WORDS for one in values)):
             key, numbers = f"columns.class={name}", ", numbers as p0, p1, …" * values[0].isdigit()
             notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
-                         f"all requests count as online; {key} reads it (of a file that is played, workload.{key})"
-                         f"{numbers}")
+                         f"all requests count as online; {key} reads it (for a workload file, workload.{key}){numbers}")
     return [*notes, *([f"columns left out: {few(left_out)}"] if left_out else [])]

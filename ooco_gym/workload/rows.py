@@ -163,7 +163,7 @@ def check_counts(table: Table, said: Iterable[str | None]) -> None:
             row = int(np.nanargmax(counts > 1))
             raise UserError(f"trace file '{table.path}' has a sum a row and not a request a row: column '{name}' "
                             f"counts {counts[row]:,.0f} requests at {table.place(row)}, {np.nansum(counts):,.0f} in "
-                            "all; export the single requests, or play a generator at that rate (docs/workloads.md)")
+                            "all; export the single requests, or use a generator at that rate (docs/workloads.md)")
 
 
 def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: bool) -> tuple[Table, list[str]]:
@@ -192,7 +192,7 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
     if distinct or doubled < few_rows:
         return table, []
     return table, [f"warning: {doubled:,} of {table.rows:,} rows are equal to one before in every column, the first at "
-                   f"{table.place(int(np.argmin(first)))}, and are played as requests of their own; "
+                   f"{table.place(int(np.argmin(first)))}, and are simulated as separate requests; "
                    f"{played('distinct=true')} leaves them out"]
 
 
@@ -213,6 +213,6 @@ def _models(table: Table, free: Sequence[str]) -> list[str]:
         values = sorted(table.columns[name].cast(pa.string()).drop_null().unique().to_pylist())
         if len(values) > 1:
             return [f"warning: column '{name}' names {len(values)} {'model' if named(name) in MODELS else name}s "
-                    f"({few(values)}), whose requests are all played as of one; "
-                    f"{played(f'only.{name}={values[0]}')} chooses those of one"]
+                    f"({few(values)}), whose requests are all simulated as one; {played(f'only.{name}={values[0]}')} "
+                    "selects one of them"]
     return []

@@ -98,8 +98,8 @@ def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
     """Returns a sentence if a trace has conversations whose turns do not wait for each other."""
     if turns is not None or trace.session is None or (previous_turns(trace.session)[0] < 0).all():
         return ()
-    return ("sessions are open: each turn arrives at the trace's own time, also while the one before it is not "
-            "answered; with workload.sessions=closed it waits for that",)
+    return ("sessions are open: each turn arrives at the trace's own time, even if the previous turn is unanswered; "
+            "with workload.sessions=closed it waits for the answer",)
 
 
 def at_most(trace: Trace, count: int) -> Turns:

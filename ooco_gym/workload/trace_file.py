@@ -87,7 +87,7 @@ def read_described(path: Path, dataset: Dataset | None = None, *, format: str = 
     said = {"format": form.name, "times": "dates" if form.unit == "date" else UNITS[form.unit][0],
             "columns": ", ".join(f"{ours}={theirs}" for ours, theirs in form.there(table).items())}
     if trace.prefix_hashes is not None:
-        said["prefix hashes"] = f"one for each {trace.block_tokens} tokens of the prompt"
+        said["prefix hashes"] = f"one for each {trace.block_tokens} prompt tokens"
     return trace, said
 
 

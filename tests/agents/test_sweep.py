@@ -32,7 +32,7 @@ def test_a_sweep_is_trained_goes_on_and_is_evaluated(tmp_path, capsys):
     (killed / "checkpoints" / "latest.state").unlink()
     capsys.readouterr()
     assert train(sweep, 128) == 0
-    assert "3 of 4 points were there already" in capsys.readouterr().err
+    assert "3 of 4 points were already complete" in capsys.readouterr().err
     assert json.loads((killed / "summary.json").read_text())["timesteps"] == 128
     found = groups_of(sweep)
     assert set(found) == {"agent.learning_rate=0.001", "agent.learning_rate=0.0001"}

@@ -42,7 +42,7 @@ def test_a_second_start_says_what_is_there_and_repeats_the_others(toy: SimpleNam
     before = times(toy)
     code, _, err = toy.run(*words)
     assert code == 1
-    assert times(toy) == before and err.startswith("1 of 3 points were there already\n")
+    assert times(toy) == before and err.startswith("1 of 3 points were already complete\n")
     assert "ZeroDivisionError: a bug in the command" in err and "error: fail=mistake: row 3 of 'x.csv'" in err
     found = Sweep.read(toy.cwd / "sweep")
     assert found.columns["status"] == ["refused", "failed", "done"]
@@ -53,7 +53,7 @@ def test_more_seeds_are_added(toy: SimpleNamespace) -> None:
     toy.run(*WORDS)
     before = times(toy)
     code, _, err = toy.run("play", "-m", "fruit=pear,apple+plum", "seed=range(1,4)", "out=sweep")
-    assert code == 0 and err == "4 of 6 points were there already\n"
+    assert code == 0 and err == "4 of 6 points were already complete\n"
     assert before.items() <= times(toy).items() and len(times(toy)) == 6
 
 
@@ -75,14 +75,14 @@ def test_points_whose_file_holds_something_else_are_played_anew(toy: SimpleNames
     before = times(toy)
     (toy.cwd / "b.csv").write_text("2\n")
     code, _, err = toy.run(*words)
-    assert (code, err) == (0, "1 of 2 points were there already\n")
+    assert (code, err) == (0, "1 of 2 points were already complete\n")
     after = times(toy)
     assert {name for name in after if after[name] != before[name]} == {"name=b.csv"}
-    assert "2 of 2 points were there" in toy.run(*words)[2] and times(toy) == after
+    assert "2 of 2 points were already" in toy.run(*words)[2] and times(toy) == after
     (toy.cwd / "c.csv").write_text("1\n")
     assert toy.run("play", "-m", "seed=1,2", "words=[c.csv]", "out=list")[0] == 0
     (toy.cwd / "c.csv").write_text("2\n")
-    assert "were there" not in toy.run("play", "-m", "seed=1,2", "words=[c.csv]", "out=list")[2]
+    assert "already complete" not in toy.run("play", "-m", "seed=1,2", "words=[c.csv]", "out=list")[2]
 
 
 def test_points_of_another_version_are_played_anew(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_points_of_another_version_are_played_anew(toy: SimpleNamespace, monkeyp
     monkeypatch.setattr(job, "__version__", "0.0.1")
     code, _, err = toy.run(*WORDS)
     assert (code, err) == (0, "")
-    assert "4 of 4 points were there already" in toy.run(*WORDS)[2]
+    assert "4 of 4 points were already complete" in toy.run(*WORDS)[2]
 
 
 def test_another_sweep_in_the_folder_is_refused_in_a_sentence(toy: SimpleNamespace) -> None:
@@ -193,7 +193,7 @@ def test_a_launcher_is_used_by_a_sweep_and_refused_by_a_single_run(toy: SimpleNa
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     (toy.cwd / "cluster.yaml").write_text("defaults:\n  - override /hydra/launcher: joblib\nrate: 0.25\n")
     code, _, err = toy.run("play", word, "out=one")
-    assert code == 2 and "hydra/launcher=joblib plays the points of a sweep" in err and "add -m" in err
+    assert code == 2 and "hydra/launcher=joblib runs the points of a sweep" in err and "add -m" in err
     (toy.cwd / "cluster.yaml").write_text("defaults:\n  - override /hydra/launcher: joblib\n"
                                           "hydra: {launcher: {prefer: nonsense}}\n")
     code, _, err = toy.run("play", "-m", "+preset=cluster.yaml", "seed=1,2", "out=many")

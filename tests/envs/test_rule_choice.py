@@ -74,7 +74,7 @@ def test_a_condition_that_cannot_be_is_refused(condition, words):
 
 def test_a_command_says_that_conditions_are_drawn(tmp_path, capsys):
     assert main(["headroom", "env=rulechoice", f"out={tmp_path / 'run'}", "env.scenario.cluster=pair_7b"]) == 2
-    assert "draws whole conditions, cluster among them" in capsys.readouterr().err
+    assert "draws whole conditions for each episode, cluster included" in capsys.readouterr().err
 
 
 def test_an_agent_sees_how_long_prompts_and_steps_take_of_the_promises():

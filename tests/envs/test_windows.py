@@ -68,4 +68,4 @@ def test_what_is_given_is_not_drawn(arguments, scale):
 def test_a_command_says_that_what_it_is_given_would_be_drawn_anew(tmp_path, capsys):
     words = ["headroom", "env=batching", f"out={tmp_path / 'run'}"]
     assert main([*words, "env.scenario.rate_scale=1.5"]) == 2
-    assert "expected what it draws from: env.vary.rate_scale=[1.5]" in capsys.readouterr().err
+    assert "expected a range to draw from: env.vary.rate_scale=[1.5]" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_compare_says_what_holds_of_some_policies_alone():
     assert main(words) == 0
     assert summary("two")["notes"][-1] == (
         "vllm_fcfs:prefix_caching=off, seed 1: kv_offloading_gib=2 is not used: it is memory for a prefix cache, and "
-        "policy 'vllm_fcfs' keeps none here (prefix_caching).")
+        "policy 'vllm_fcfs' has none here (prefix_caching).")
 
 
 def test_capacity_of_one_policy_runs_its_baselines(capsys):

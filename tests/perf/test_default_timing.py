@@ -63,13 +63,13 @@ def test_environments_figures_and_claims_keep_the_papers_form() -> None:
 
 
 @pytest.mark.parametrize(("chip", "timing", "clock", "said"), [
-    ("h100", "extended", None, r"clock: timing=extended, engine clock none; h100: iterations \d\.\d % off in the mean, "
-                               r"vLLM 0\.32\.0 served again TTFT −\d+ %, TPOT −\d+ % \(docs/validity\.md\)"),
+    ("h100", "extended", None, r"clock: timing=extended, engine clock none; h100: iterations \d\.\d % off on average, "
+                               r"replay of vLLM 0\.32\.0 TTFT −\d+ %, TPOT −\d+ % \(docs/validity\.md\)"),
     ("h100", "extended", "vllm_eager_async", r".*engine clock vllm_eager_async; .*TTFT [+−]\d+ %, TPOT \+\d+ %.*"),
-    ("h100", "extended", {"decode_s": 0.001}, r".*engine clock custom; .*, not held against an engine with .*"),
-    ("rtx4090", "extended", None, r".*; rtx4090: MAPE 3\.4 %.*, vLLM 0\.19\.0 served again TTFT −3 %, TPOT −4 %.*"),
-    ("ascend_910c", "ooco", None, r".*: not held against measured iterations, not held against an engine.*"),
-    ("h800", "extended", None, r".*h800: not held against measured iterations.*")])
+    ("h100", "extended", {"decode_s": 0.001}, r".*engine clock custom; .*, not validated on an engine with .*"),
+    ("rtx4090", "extended", None, r".*; rtx4090: MAPE 3\.4 %.*, replay of vLLM 0\.19\.0 TTFT −3 %, TPOT −4 %.*"),
+    ("ascend_910c", "ooco", None, r".*: not validated on measured iterations, not validated on an engine.*"),
+    ("h800", "extended", None, r".*h800: not validated on measured iterations.*")])
 def test_a_command_says_which_clock_and_how_far_off_it_is(chip: str, timing: str, clock: Any, said: str) -> None:
     deployment = Deployment(load_chip(chip), load_model("llama_3_1_8b"), timing=timing)
     assert re.fullmatch(said, clock_line([deployment, deployment], EngineClock.load(clock)))
@@ -89,6 +89,6 @@ def test_what_vllm_served_is_not_said_of_a_policy_of_another_engine(capsys: pyte
     said = capsys.readouterr().out
     assert "served" not in said and "sglang: another engine, for which this latency model was not validated" in said
     say_clock(cluster, policies=["sglang", "vllm_fcfs"])
-    assert "published runs served again" in (said := capsys.readouterr().out) and "sglang: another engine" in said
+    assert "published runs TTFT" in (said := capsys.readouterr().out) and "sglang: another engine" in said
     say_clock(cluster, policies=["vllm_fcfs"])
     assert "another engine" not in capsys.readouterr().out

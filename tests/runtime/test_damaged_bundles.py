@@ -47,7 +47,7 @@ def test_an_illegal_answer_is_refused_by_every_way_to_ask(tmp_path):
                 lambda: policy.preferences(parts, mask),
                 lambda: policy.decide_unchecked(parts["cluster"], parts["candidates"], mask.astype(np.int8),
                                                 parts["decision"])):
-        with pytest.raises(UserError, match="an action that is not legal here"):
+        with pytest.raises(UserError, match="an illegal action"):
             ask()
 
 

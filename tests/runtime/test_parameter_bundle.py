@@ -105,10 +105,10 @@ def test_every_change_of_a_bundle_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="was changed after it was written"):
         Policy.load(folder)
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match="does not answer its reference vectors"):
+    with pytest.raises(UserError, match="does not reproduce its reference vectors"):
         Policy.load(resigned(folder, lambda one: one["parameters"][0].update(base=0.8)))
     write_arrays(folder / "weights.npz", {"weight": np.zeros((2, F)), "bias": np.zeros(2)})
     with pytest.raises(UserError, match="SHA-256 differs"):
         Policy.load(folder)
-    with pytest.raises(UserError, match="does not answer its reference vectors"):
+    with pytest.raises(UserError, match="does not reproduce its reference vectors"):
         Policy.load(resigned(folder, lambda _: None))

@@ -49,9 +49,9 @@ def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("classes", "said"), [
     ({"chat": {"priority": 0, "ttft_s": 2000, "tpot_s": 0.05}, "batch": {"priority": 1}},
-     ["classes.chat.ttft_s=2000 is in seconds, and so long a promise binds nothing; 2000 ms are 2"]),
+     ["classes.chat.ttft_s=2000 is in seconds, so long an SLO has no effect; 2000 ms are 2"]),
     ({"chat": {"priority": 1, "ttft_s": 2, "tpot_s": 0.05}, "batch": {"priority": 0}},
-     ["classes.batch has no promise and the lowest priority number, 0", "before 'chat'; exchange them"]),
+     ["classes.batch has no SLO and the lowest priority number, 0", "before 'chat'; swap the priorities"]),
     ({"chat": {"priority": 0, "ttft_s": 2, "tpot_s": 0.05}, "batch": {"priority": 1}}, [])])
 def test_what_looks_like_a_slip_is_a_warning(classes: dict[str, Any], said: list[str],
                                              capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_what_looks_like_a_slip_is_a_warning(classes: dict[str, Any], said: list
 
 @pytest.mark.parametrize("values,message", [
     ({"rul": "deadline"}, "rule"), ({"rule": "dedline"}, "rule is 'dedline'"),
-    ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one with a promise"),
+    ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one with SLOs"),
     ({"classes": {"a": {"priority": 0, "ttft_s": 1}}}, "ttft_s 1 and tpot_s None"),
     ({"classes": []}, "expected a mapping"), ({"violation_budget": 0}, "above 0"),
     ({"shadow": "maybe"}, "true or false"),
@@ -202,7 +202,7 @@ def test_what_a_policy_was_trained_with_counts_where_the_settings_say_nothing(tm
     one.look(engine_of(), Learned())
     assert watch.counts["fallbacks:could not be adjusted"] == 1 and rule.values["chunk_efficiency"] == 1.0
     strange = Settings(bundle=bundle(tmp_path / "c", constants={"offline_chunks": 1.0}))
-    with pytest.raises(UserError, match="'offline_chunks', which the rule 'deadline' has not"):
+    with pytest.raises(UserError, match="'offline_chunks', which the rule 'deadline' does not have"):
         Adjuster(strange, make_rule("deadline"), watch)
 
 
@@ -216,7 +216,7 @@ def test_what_will_be_asked_for_is_compiled_beforehand(rule: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("rule,message", [("deadlin", "rule is 'deadlin'"),
-                                          ("builtins:dict", "does not answer: fallbacks:raised")])
+                                          ("builtins:dict", "fails: fallbacks:raised")])
 def test_what_cannot_be_compiled_is_told(rule: str, message: str, monkeypatch: pytest.MonkeyPatch,
                                          capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setenv("OOCO_GYM_VLLM_RULE", rule)

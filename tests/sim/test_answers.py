@@ -60,7 +60,7 @@ def test_sessions_that_grow_need_no_hashes(tmp_path) -> None:
     assert found(trace, tmp_path).tolist() == [0, 144, 0, 256]  # the third cannot hold the second and its answer
     scenario = Scenario(workload={"path": str(tmp_path / "trace.parquet")}, **ONE_ENGINE)
     run = simulate(scenario, "vllm_fcfs:prefix_caching=on")
-    assert any("taken to begin with both" in note for note in run.notes)
+    assert any("assumed to begin with both" in note for note in run.notes)
 
 
 def test_requests_of_no_session_share_prompts_alone(tmp_path) -> None:
@@ -71,7 +71,7 @@ def test_requests_of_no_session_share_prompts_alone(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("cluster", "policy", "words"), [
-    ("mixed_7b", "deadline", "policy 'deadline' computes them anew (policy.prefix_caching=on keeps them"),
+    ("mixed_7b", "deadline", "policy 'deadline' recomputes them (policy.prefix_caching=on caches them"),
     ("mixed_7b", "bros", "policy 'bros' has no prefix cache"), ("pair_7b", "ooco", "pools keep no prefix cache"),
     ("mixed_7b", "vllm_fcfs", ""),
 ])
@@ -79,7 +79,7 @@ def test_a_trace_with_prefixes_is_noted_where_nothing_keeps_them(tmp_path, clust
     """1,024 of the 3,072 prompt tokens lie in the first prompt's prefix."""
     write_trace(turns([(1024, 8), (2048, 8)], [[1, 2], [1, 2, 3, 4]]), tmp_path / "trace.parquet")
     scenario = Scenario(**{**ONE_ENGINE, "cluster": cluster}, workload={"path": str(tmp_path / "trace.parquet")})
-    said = [note for note in simulate(scenario, policy).notes if "lie in prefixes that an earlier prompt has" in note]
+    said = [note for note in simulate(scenario, policy).notes if "lie in prefixes of an earlier prompt" in note]
     assert (len(said) == 1 and said[0].startswith("33 %") and words in said[0]) if words else not said
 
 

@@ -244,7 +244,7 @@ def test_the_summary_says_what_was_loaded() -> None:
     without = simulate(large, "vllm_fcfs:prefix_caching=off")
     assert "kv_offloading" not in without.summary
     assert without.notes[-1] == ("kv_offloading_gib=16 is not used: it is memory for a prefix cache, and policy "
-                                 "'vllm_fcfs' keeps none here (prefix_caching)")
+                                 "'vllm_fcfs' has none here (prefix_caching)")
 
 
 def test_a_cluster_needs_a_size_of_at_least_nothing() -> None:

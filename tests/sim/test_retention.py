@@ -282,7 +282,7 @@ def test_a_cluster_says_the_order() -> None:
     lru, belady = (simulate(scenario_of(retention=order), "vllm_fcfs").summary for order in ("lru", "belady"))
     assert belady["online"]["hit_rate"] > lru["online"]["hit_rate"]
     unused = simulate(scenario_of(retention="turns", retention_turn_s=60), "vllm_fcfs:prefix_caching=off")
-    assert unused.notes[-1] == ("retention=turns is not used: it is of a prefix cache, and policy 'vllm_fcfs' keeps "
+    assert unused.notes[-1] == ("retention=turns is not used: it orders a prefix cache, and policy 'vllm_fcfs' has "
                                 "none here (prefix_caching)")
     with pytest.raises(UserError, match="kv_priority=task has its own eviction order"):
         simulate(scenario_of(retention="turns"), "echo")

@@ -94,8 +94,8 @@ def test_what_the_generator_cannot_do_is_said() -> None:
     batches = np.repeat(np.sort(np.random.default_rng(1).uniform(0, 3000.0, 300)), 5)
     fitted = fit(Trace(batches, np.full(1500, 9), np.full(1500, 9)), name="x", source="y")
     notes = " ".join(fitted.report["notes"])
-    assert "80.1 % of the requests arrive at the same instant" in notes and "not at a regular step" in notes
-    assert "gaps are not the trace's" in notes
+    assert "80.1 % of the requests arrive at the same instant" in notes and "not at regular intervals" in notes
+    assert "gaps differ from the trace's" in notes
     assert "dispersion differs by more than 10 %" in notes and fitted.spec["lengths"]["prompt"]["mean"] == 9
 
 

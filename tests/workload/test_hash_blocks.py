@@ -159,7 +159,7 @@ def test_describe_says_how_a_file_was_read(tmp_path: Path, capsys: pytest.Captur
     assert main(["data", "describe", str(path), f"out={tmp_path / 'out'}"]) == 0
     wanted = {"format": form, "times": unit, "columns": "arrival_s=timestamp, prompt_tokens=input_length, "
               f"output_tokens=output_length, prefix_hashes=hash_ids{more}",
-              "prefix hashes": f"one for each {DOCUMENTED[form]} tokens of the prompt"}
+              "prefix hashes": f"one for each {DOCUMENTED[form]} prompt tokens"}
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["read"] == wanted
     printed = capsys.readouterr().out
     assert all(title in printed for title in wanted)

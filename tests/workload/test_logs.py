@@ -152,7 +152,7 @@ def test_an_export_of_what_was_used_is_told_from_a_log_of_requests(text: str) ->
      "is text that a server logs"),
     ("time=2026-11-27T12:44:36Z prompt_tokens=10 completion_tokens=5\n" * 3, "is text that a server logs"),
     (json.dumps({"time_iso8601": "2026-11-27T12:44:36+00:00", "status": "200", "body_bytes_sent": "512"}),
-     "columns.arrival_s=time_iso8601 columns.prompt_tokens=NAME .*if none has token counts, .*: log these with each"),
+     "columns.arrival_s=time_iso8601 columns.prompt_tokens=NAME .*if none has token counts, .*: log both with each"),
     ("[Fri Nov 27 12:44:36 2026] [core:error] [pid 1] File does not exist\n" * 3, "is text that a server logs"),
     ("[27/Nov/2026:12:44:36 +0000] POST /v1/completions\n" * 3, "is text that a server logs"),
     ("# HELP vllm:prompt_tokens_total x\n# TYPE y counter\n", "is text that a server logs"),
@@ -186,7 +186,7 @@ def test_the_sentence_that_asks_for_columns_names_all_of_them_as_the_command_tak
     rows = "\n".join(row.format(i=place, p=100 + place) for place in range(9))
     Path("log.csv").write_text(f"{head}\n{rows}\n")
     assert main(["data", "import", "log.csv", "to=in.csv", "out=out"]) == 2
-    said = capsys.readouterr().err.split("say which they are: ")[1].split(" (of a file")[0]
+    said = capsys.readouterr().err.split("say which they are: ")[1].split(" (for a workload file")[0]
     assert main(["data", "import", "log.csv", *shlex.split(said), "to=in.csv", "out=out"]) == 0
     trace = read_trace("in.csv")
     assert trace.arrival_s.tolist() == list(range(9)) and trace.prompt_tokens.tolist() == list(range(100, 109))
@@ -231,7 +231,7 @@ def test_decimal_commas_between_semicolons_are_read() -> None:
 def test_offline_requests_without_arrivals_are_all_there_at_the_beginning(name: str, text: str) -> None:
     Path(name).write_text(text)
     trace = read_trace(name)
-    assert trace.arrival_s.tolist() == [0.0] * 9 and "no column has times: all requests are there at 0 s" in trace.notes
+    assert trace.arrival_s.tolist() == [0.0] * 9 and "no column has times: all requests arrive at 0 s" in trace.notes
     pq.write_table(pa.table({"prompt_tokens": [5], "output_tokens": [5], "class": ["offline"]}), "batch.parquet")
     assert read_trace("batch.parquet").online.tolist() == [False]
 

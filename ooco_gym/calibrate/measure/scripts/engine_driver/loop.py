@@ -108,7 +108,7 @@ class Loop:
         outcome, self.paused = self.engine.step(batch), False
         self._empty = 0 if outcome.batches else self._empty + 1
         if self._empty > _PATIENCE:
-            raise RuntimeError("the engine computes nothing although requests wait; do they fit its memory?")
+            raise RuntimeError("the engine computes nothing although requests wait; do they fit into its memory?")
         if outcome.batches:
             before_s, self.ended_s = self.ended_s, self.engine.clock()
             for one in outcome.batches:
