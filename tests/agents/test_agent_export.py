@@ -112,7 +112,7 @@ def same_on_the_way(env_config, run, policy):
     over = False
     while not over:
         action = policy.decide(observation)
-        assert np.array_equal(action, run.decide(observation))
+        assert np.array_equal(action, run.decide_batch(*(observation[key][None] for key in OBSERVATION_KEYS))[0])
         answers.append(action)
         observation, _, _, over, _ = env.step(action)
     return answers
