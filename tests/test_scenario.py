@@ -27,7 +27,8 @@ POOL = {"chip": "ascend_910c"}
     (lambda: Scenario(slo={"ttft": 1}).load_slo(), "slo: unknown key 'ttft' (did you mean 'ttft_s'?)"),
     (lambda: episode_config("prefillgate", scenario={"sed": 1}),
      "env scenario: unknown key 'sed' (did you mean 'seed'?)"),
-    (lambda: check_keys("hydra", ["hydra.foo"], ["hydra.job", "hydra.run"]), "hydra: unknown key 'hydra.foo'; expected one of hydra.job, hydra.run|"),
+    (lambda: check_keys("hydra", ["hydra.foo"], ["hydra.job", "hydra.run"]),
+     "hydra: unknown key 'hydra.foo'; expected one of hydra.job, hydra.run|"),
     (lambda: check_keys("all", ["hydro.jib"], ["hydra.job"]), "all: unknown key 'hydro.jib' (did you mean 'hydra.job'"),
 ])
 def test_an_unknown_key_is_named_with_the_nearest(load: Callable[[], Any], message: str) -> None:
