@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from agents.settings import plain
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.config import NOT_ARGUMENTS
+from ooco_gym.envs.config import CONDITION, LOADS, NOT_ARGUMENTS
 from ooco_gym.envs.features import candidate_table
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, finite, is_whole, unknown
@@ -61,7 +61,7 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         with warnings.catch_warnings():  # a configuration names its version
             warnings.filterwarnings("ignore", ".* is out of date", DeprecationWarning)
             made = make(imported(str(spec["id"])), **more, **arguments)
-        _say_load(getattr(getattr(made.unwrapped, "config", None), "scenario", None))
+        _say_load(getattr(made.unwrapped, "config", None))
         return made
     except gym.error.Error as error:
         raise unknown("environment", spec["id"], ENVIRONMENTS) from error
@@ -75,16 +75,18 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
 
 
-def _say_load(scenario: Any) -> None:
+def _say_load(config: Any) -> None:
     """Prints which load the configuration leaves open, and the part of a trace file that windows are drawn from; once
     in a process, and never in workers."""
+    scenario = getattr(config, "scenario", None)
     if not isinstance(scenario, Scenario) or multiprocessing.parent_process() is not None:
         return
     key = repr((scenario.workload, scenario.cluster, scenario.rate_scale))
     if key in _SAID:
         return
     _SAID.add(key)
-    if scenario.rate_scale is None and scenario.online_rate is None and not scenario.from_file:
+    drawn = {*LOADS, CONDITION} & set(config.vary)
+    if scenario.rate_scale is None and scenario.online_rate is None and not (scenario.from_file or drawn):
         show_notes([f"the online load is the stored peak of this workload and cluster, rate_scale="
                     f"{scenario.online_scale():g}; env.scenario.rate_scale=… sets another."])
     if scenario.from_file:

@@ -291,8 +291,8 @@ def _published(rule: str) -> Heuristic:
     """A policy's rules at the loop's decisions; where packing is among them, the level of its own
     parameter."""
     def begin(env: Any) -> Callable[[], Any]:
-        turns, level = env.episodes.buffers.status, _nearest_level(env, rule)
-        return lambda: level if turns[0, b.KIND] == b.CLOCK else env.rule_action(rule)
+        status, level = env.episodes.buffers.status, _nearest_level(env, rule)
+        return lambda: level if status[0, b.KIND] == b.CLOCK else env.rule_action(rule)
 
     return Heuristic(rule, begin)
 

@@ -295,9 +295,8 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     if key not in known and not (plus and isinstance(above, Mapping)):
         keys = [one for one in known if one.startswith("hydra.") == is_hydra and one != "hydra"]
         alike = [one for one in keys if not parent and one.rpartition(".")[2] == last]
-        close = nearest(key, keys)
-        if alike:
-            close = f" (did you mean '{min(alike, key=lambda one: one.count('.'))}'?)"
+        shortest = min(alike, key=lambda one: one.count("."), default="")
+        close = f" (did you mean '{shortest}'?)" if shortest else nearest(key, keys)
         top = ", ".join(sorted(one for one in keys if "." not in one and one != "positional"))
         raise UserError(f"{command.name} has no key '{key}'{close or f'; its keys: {top}'}")
     values = [] if override.is_delete() else [parse(f"key={text}").value() for text in values_of(override)]

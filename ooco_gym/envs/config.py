@@ -139,7 +139,8 @@ def episode_config(default: str, *, scenario: Any = None, base_policy: Any = Non
         _seconds("interval_s", base["interval_s"], 0.001), _levels(base["levels"]),
         _mapping("shares", base["shares"], "online and offline to lists of shares"), base["action"] == "box",
         _mapping("controls", base["controls"], "parameters of the base policy to the size of a step"),
-        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, short, shift, chosen.from_file, usual)))
+        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, short, shift, chosen.from_file,
+                             _loses_load(usual.get("scenario") or {}, scenario, short), usual)))
 
 
 def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
@@ -226,7 +227,7 @@ def _levels(value: Any) -> tuple[float, ...]:
 
 
 def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, Any], shift: str | None, trace: bool,
-                  usual: Mapping[str, Any]) -> Any:
+                  loses_load: bool, usual: Mapping[str, Any]) -> Any:
     """Returns what varies, without what a shift or a given scenario sets; a trace's load does not
     vary as the default load does."""
     vary = base.get("vary")
@@ -234,12 +235,12 @@ def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, An
         return vary
     shifted = _mapping("shifts", base.get("shifts"), "").get(shift) if shift is not None else {}
     fixed = {*(scenario if isinstance(scenario, Mapping) else ()), *short, *(shifted or ())}
-    if _loses_load(usual.get("scenario") or {}, scenario, short):
-        fixed |= set(LOADS)
     fields = set(Scenario.__dataclass_fields__) if isinstance(scenario, Scenario) else {_field(name) for name in fixed}
+    unfit: tuple[str, ...] = LOADS if loses_load else ()  # fields whose default values suit the default load alone
     if trace and not _is_trace(usual.get("scenario") or {}):
-        fixed |= {name for name, values in (usual.get("vary") or {}).items()
-                  if _field(name) in (*LOADS, "offline", "workload") and vary.get(name) == values}
+        unfit = (*LOADS, "offline", "workload")
+    fixed |= {name for name, values in (usual.get("vary") or {}).items()
+              if _field(name) in unfit and vary.get(name) == values}
     if _fields(vary.get(CONDITION)) & fields:
         fixed.add(CONDITION)
     return {name: values for name, values in vary.items() if name not in fixed}

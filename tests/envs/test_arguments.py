@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ooco_gym import Scenario, UserError
 from ooco_gym.envs.config import episode_config
+from ooco_gym.resources import load_yaml
 
 HYGEN = "hygen:latency_budget_s=0.045"
 
@@ -132,3 +133,19 @@ def test_the_mask_after_the_end_has_the_size_of_the_action_space(name):
     wanted = np.ones_like(last.info["action_mask"]) if whole else np.eye(len(env.action_masks()), dtype=np.int8)[1]
     assert np.array_equal(last.observation["action_mask"], wanted)
     assert np.array_equal(last.info["action_mask"], wanted) and np.array_equal(env.action_masks(), wanted.astype(bool))
+
+
+SHIPPED = load_yaml("env", "batching")
+
+
+@pytest.mark.parametrize(("changes", "rate_scale", "varies"), [
+    ({}, SHIPPED["scenario"].get("rate_scale"), SHIPPED["vary"]),
+    ({"workload": "azure_conv", "cluster": "mixed_7b"}, None, {}),
+    ({"workload": "azure_conv", "vary": {"rate_scale": [0.1, 0.2]}}, None, {"rate_scale": [0.1, 0.2]}),
+    ({"scenario": {"workload": "azure_conv", "rate_scale": 0.1}}, 0.1, {}),
+    # As a command gives it: every field of the shipped file, and what varies.
+    ({"scenario": {**SHIPPED["scenario"], "workload": "azure_conv"}, "vary": SHIPPED["vary"]}, None, {}),
+])
+def test_the_default_load_belongs_to_the_default_workload(changes, rate_scale, varies):
+    config = gym.make("ooco_gym/Batching-v1", **changes).unwrapped.config
+    assert config.scenario.rate_scale == rate_scale and config.vary == varies
