@@ -158,7 +158,7 @@ def session_figures(run: Run) -> dict[str, Any]:
     if run.turns is None:
         return {}
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in run.window_s)
-    planned_ps, waits = np.rint(run.turns.planned_s * PS_PER_S), run.turns.previous >= 0
+    planned_ps, waits = np.rint(run.turns.planned_s * PS_PER_S), run.turns.waits
     planned = waits & (planned_ps >= start_ps) & (planned_ps < end_ps)
     here = waits & (run.requests["counted"] == 1)
     shift_s = (run.requests["arrival_ps"] - planned_ps)[here] / PS_PER_S

@@ -55,7 +55,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     relaxed = sum(machine.role != "strict" for machine in machines)  # instances where requests arrive
     rows = 2 if (sim.belief_factor, sim.belief_noise) != (1.0, 0.0) else 1
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
-    waits = np.zeros(len(trace), bool) if turns is None else turns.previous >= 0
+    waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names)._replace(
         turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
         weights=0 if weights is None else len(weights))
@@ -70,7 +70,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     _fill_links(state, relaxed, sim)
     _fill_requests(state, trace, sim, window_s, class_blind, waits, tables[0], tables[min(relaxed, len(tables) - 1)])
     if turns is not None and waits.any():
-        _fill_turns(state, trace, turns, waits, sim.engine_clock)
+        _fill_turns(state, turns, waits, sim.engine_clock)
     _charge_host(state, len(unique), sim, async_scheduling if mixed else s.SYNCHRONOUS)
     _fill_alone(state)
     _fill_records(state, sim, seed, window_s, relaxed, bulk, class_blind, trace.block_tokens)
@@ -96,15 +96,17 @@ def _split_settings(sim: SimConfig, settings: Mapping[str, int]) -> tuple[SimCon
     return sim, fields, async_scheduling
 
 
-def _fill_turns(state: s.State, trace: Trace, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
+def _fill_turns(state: s.State, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
     """Fills the dependencies of closed sessions: the turn before each turn, and the think time
-    after it."""
-    previous = turns.previous[waits]
+    after its answer."""
     state.successor[:], state.think_ps[:] = -1, -1
-    state.successor[previous] = np.flatnonzero(waits)
-    answer_ps = clock.frontend_ps(trace.prompt_tokens[previous])  # time of the answer to the client
-    think_ps = turns.think_s[waits] * s.PS_PER_S + answer_ps
-    state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
+    if turns.clients is None:
+        state.successor[turns.previous[waits]] = np.flatnonzero(waits)
+    state.think_ps[waits] = np.rint(np.minimum(turns.think_s[waits] * s.PS_PER_S, s.NEVER)).astype(np.int64)
+    config = state.config
+    config.clients = turns.clients or 0
+    config.frontend_ps, config.frontend_token_ps = (round(each_s * s.PS_PER_S) for each_s in (
+        clock.frontend_s, clock.frontend_token_s))
 
 
 def _fill_alone(state: s.State) -> None:

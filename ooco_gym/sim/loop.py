@@ -23,7 +23,7 @@ from ooco_gym.sim.mixed import can_be_stopped, end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import add_dispatch, add_task, enqueue, next_event, retry_waiting, schedule, take_event
 from ooco_gym.sim.records import CACHE_LINE
-from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, skip_turns, take_arrival
+from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, release, skip_turns, take_arrival
 from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.transfers import end_handover, end_transfer, send_leaving
 
@@ -99,6 +99,8 @@ def _arrive(state, slot, route):
         state.totals.offline_arrived += 1
     if _too_large(state, request):
         request.status = s.REJECTED
+        if state.config.clients:
+            release(state, slot)
         if request.online:
             charge_miss(state, slot, TTFT_BIT, clock.now_ps)
             if request.counted:

@@ -307,6 +307,7 @@ class Clock(Record):
     source: int  # source of the last event at this time: -1 an arrival, then instances and links by index
     next_arrival: int  # slot of the next request that arrives at the trace's own time
     next_arrival_ps: int  # of any request; 0: must be looked up
+    next_of_clients: int  # slot from which the next request of `Config.clients` is looked for
     last_arrival: int  # slot of the last arrived request, or -1
     next_deadline: int  # index in State.deadlines of the next TTFT deadline
     next_deadline_ps: int
@@ -364,6 +365,9 @@ class Config(Record):
     ends: int  # what ends the episode after its window: VERDICTS, LAST_TOKENS or ALL_TOKENS
     decode_first_token: int  # pools: the client's first token comes from the decode instance
     handover_ps: int  # time from the end of such a request's transfer until it can decode
+    clients: int  # clients that share the online requests, each sending the next one after an answer; 0: none do
+    frontend_ps: int  # time of the engine's front end, which an answer takes to its client
+    frontend_token_ps: int  # the same per token of the prompt
 
 
 class Pending(Record):

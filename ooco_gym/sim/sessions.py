@@ -1,5 +1,6 @@
 """Closed sessions: a turn of a conversation arrives its think time after the previous turn has
-finished.
+finished. Clients that share their requests (`Config.clients`): the next request in order arrives
+whenever a client has an answer.
 
 A turn is *released* when that has happened; until then its arrival is NEVER. State.turns has two
 binary heaps of released turns: those to arrive, by arrival, and online ones, by TTFT deadline.
@@ -74,17 +75,36 @@ def pop_turn(state, row):
     return first
 
 
+@inlined
+def _next_of_clients(state):
+    """The next request of all clients, which one of them now sends, or -1."""
+    clock = state.clock
+    while clock.next_of_clients < state.requests.size and state.think_ps[clock.next_of_clients] < 0:
+        clock.next_of_clients += 1
+    if clock.next_of_clients == state.requests.size:
+        return np.int64(-1)
+    clock.next_of_clients += 1
+    return clock.next_of_clients - 1
+
+
 @inner
 def release(state, slot):
-    """Releases the turn that waits for a finished request, if any: it arrives after its think time.
+    """Releases the turn that waits for a finished request, if any: it arrives its think time after
+    the client has the answer.
 
-    It arrives at least a picosecond later, as all arrivals of this time are processed.
+    It arrives at least a picosecond later, as all arrivals of this time are processed. With
+    `Config.clients`, a rejected request, too, leaves its client free.
     """
-    turn = np.int64(state.successor[slot])
+    clock, config, ended = state.clock, state.config, state.requests[slot]
+    if config.clients:
+        turn = _next_of_clients(state) if ended.online else np.int64(-1)
+    else:
+        turn = np.int64(state.successor[slot])
     if turn < 0:
         return
-    clock, request = state.clock, state.requests[turn]
-    request.arrival_ps = min(s.NEVER, clock.now_ps + max(1, state.think_ps[turn]))
+    request = state.requests[turn]
+    answer_ps = config.frontend_ps + config.frontend_token_ps * ended.prompt_tokens
+    request.arrival_ps = min(s.NEVER, clock.now_ps + max(1, min(s.NEVER, state.think_ps[turn] + answer_ps)))
     request.counted = 1 if clock.window_start_ps <= request.arrival_ps < clock.window_end_ps else 0
     clock.next_arrival_ps = UNKNOWN
     _push(state, ARRIVAL, turn)

@@ -14,6 +14,7 @@ from ooco_gym.workload.checks import number
 from ooco_gym.workload.keyed import check_seed, keyed_uniform, scattered
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
+ANY = -2  # in `Turns.previous`: a request that any client sends as it is free
 OPEN, CLOSED = "open", "closed"
 MODES = (OPEN, CLOSED)
 LONGEST_S = 1e6
@@ -61,16 +62,24 @@ class Turns:
     """For each request of a trace in closed sessions, the request that it waits for; arrays (n,).
 
     Attributes:
-        previous: int64, the request whose end it waits for; -1: it arrives at the trace's own time.
+        previous: int64, the request whose end it waits for; -1: it arrives at the trace's own time;
+            `ANY`: it waits for whichever client is free first.
         think_s: float64, seconds from that end to its arrival; 0 if it waits for none.
         planned_s: float64, arrivals in the trace.
         think: source of the think times, in words.
+        clients: number of clients that share the online requests; None: each waits for its own.
     """
 
     previous: np.ndarray
     think_s: np.ndarray
     planned_s: np.ndarray
     think: str
+    clients: int | None = None
+
+    @property
+    def waits(self) -> np.ndarray:
+        """Whether each request waits for another one, bool[n]."""
+        return self.previous != -1
 
 
 def check_mode(value: Any) -> str:
@@ -103,15 +112,14 @@ def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
 
 
 def at_most(trace: Trace, count: int) -> Turns:
-    """Returns the turns of `count` clients that share the online requests; each sends its next one
-    after an answer.
+    """Returns the turns of `count` clients that share the online requests: whichever has an answer
+    sends the next request.
 
     The first `count` requests arrive at their own times.
     """
-    online = np.flatnonzero(trace.online)
     previous = np.full(len(trace), -1)
-    previous[online[count:]] = online[:-count] if count < len(online) else online[:0]
-    return Turns(previous, np.zeros(len(trace)), trace.arrival_s, f"none, {count:,} clients")
+    previous[np.flatnonzero(trace.online)[count:]] = ANY
+    return Turns(previous, np.zeros(len(trace)), trace.arrival_s, f"none, {count:,} clients", count)
 
 
 def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:

@@ -22,6 +22,7 @@ from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.workload import Trace, close_sessions
+from ooco_gym.workload.sessions import Turns, at_most
 
 BASELINES = ("ooco", "memory_gate", "ooco_lengths", "ooco_xllm", "base_pd", "online_priority")
 POINT_NAMES = tuple(point.name for point in POINTS)
@@ -48,6 +49,7 @@ class Setup:
     values: tuple[tuple[str, Any], ...] = ()
     random_points: tuple[str, ...] = ()  # decided by the random rules
     sessions: tuple[tuple[int, float], ...] = ()  # of closed ones: each request's session (-1: none) and think time
+    clients: int = 0  # that share the online requests; 0: none do
     seed: int = 1
     window_s: tuple[float, float] = (0.0, 60.0)
     rules: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +63,12 @@ class Setup:
                      online=np.array([row[3] for row in rows], bool),
                      session=np.array([one for one, _ in self.sessions], np.int64) if self.sessions else None,
                      think_s=np.array([think_s for _, think_s in self.sessions]) if self.sessions else None)
+
+    def turns(self, trace: Trace) -> Turns | None:
+        """What waits for what."""
+        if self.clients:
+            return at_most(trace, self.clients)
+        return close_sessions(trace, None, self.seed) if self.sessions else None
 
     def with_(self, **changes: Any) -> Setup:
         """A copy with some fields changed."""
@@ -117,7 +125,7 @@ class Episode:
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
                                  keys=policy.keys(trace, setup.seed), predicted=predicted, weights=policy.weights,
                                  bulk=bulk,
-                                 turns=close_sessions(trace, None, setup.seed) if setup.sessions else None)
+                                 turns=setup.turns(trace))
         self.hooks = policy.hooks()
         self.rules = addresses([ask_outside if name in outside else hook
                                 for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])

@@ -178,8 +178,19 @@ def check_tokens(state: s.State) -> None:
 
 
 def check_turns(state: s.State) -> None:
-    """In closed sessions a turn arrives its think time after the one before it has finished, and never without."""
+    """In closed sessions a turn arrives its think time after the one before it has finished, and never without; of
+    clients the next request in order with each answer, and as many are open as there are clients."""
     requests, waits = state.requests, np.flatnonzero(state.successor >= 0)
+    if state.config.clients:
+        mine, sent = requests["online"] == 1, state.think_ps >= 0
+        over = mine & np.isin(requests["status"], (s.FINISHED, s.REJECTED))
+        arrived = np.sort(requests["arrival_ps"][sent & (requests["arrival_ps"] < s.NEVER)])
+        assert len(arrived) == min(np.count_nonzero(over), np.count_nonzero(sent))
+        assert not (np.diff(requests["arrival_ps"][sent]) < 0).any()
+        ends = np.where(requests["status"] == s.REJECTED, requests["arrival_ps"], requests["finish_ps"])
+        assert (arrived == np.sort(ends[over])[: len(arrived)] + 1).all()
+        assert np.count_nonzero(mine & ~over & (requests["status"] != s.FUTURE)) <= state.config.clients
+        return
     turns, think_ps = state.successor[waits], state.think_ps[state.successor[waits]]
     ended = requests["status"][waits] == s.FINISHED
     due = np.where(ended, requests["finish_ps"][waits] + np.maximum(think_ps, 1), s.NEVER)

@@ -16,9 +16,11 @@ from mixed_invariants import check_mixed
 
 from ooco_gym import Scenario, Simulation, UserError, simulate
 from ooco_gym.metrics import requests_table
+from ooco_gym.resources import load_yaml
 from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim import state as s
 
+ROOT = Path(__file__).parents[2]
 MANY_EVENTS = 6000
 MIXED = ("vllm_fcfs", "vllm_priority", "vllm_v0", "vllm_v0_priority", "sarathi_pp", "deadline", "echo")
 BY_ARRIVAL = ("vllm_priority", "vllm_v0_priority")  # what lost its memory waits where it stood
@@ -26,8 +28,11 @@ BY_ARRIVAL = ("vllm_priority", "vllm_v0_priority")  # what lost its memory waits
 
 @st.composite
 def closed(draw: st.DrawFn, of: st.SearchStrategy[Setup]) -> Setup:
-    """A random episode in which some requests are of some sessions, with think times from none to seconds."""
+    """A random episode in which some requests are of some sessions, with think times from none to seconds, or in which
+    clients share the online ones."""
     setup = draw(of)
+    if draw(st.booleans()):
+        return setup.with_(clients=draw(st.sampled_from((1, 2, 5))))
     session = st.integers(-1, draw(st.sampled_from((0, 2, 10))))
     return setup.with_(sessions=tuple(
         (draw(session), draw(st.sampled_from((0.0, 1e-12, 0.013, 0.5, 4.0)))) for _ in setup.requests))
@@ -92,7 +97,7 @@ def test_every_turn_comes_but_after_one_that_is_rejected(setup: Setup) -> None:
     status = requests["status"]
     assert np.isin(status, (s.FINISHED, s.REJECTED, s.FUTURE)).all()
     if after.size:
-        never = after[(after >= 0) & (status != s.FINISHED)]
+        never = after[(after >= 0) & (status != s.FINISHED)]  # of clients all are sent: a rejection frees its client
         assert (status[never] == s.FUTURE).all() and np.count_nonzero(status == s.FUTURE) == len(never)
     counted = (requests["online"] == 1) & (requests["counted"] == 1)
     assert episode.state.totals.online_arrived == np.count_nonzero(counted)
@@ -205,20 +210,83 @@ def test_deadlines_of_offline_turns_count_from_their_arrival(tmp_path: Path) -> 
     assert run.summary["classes"]["offline"]["deadline_misses"] == 1
 
 
+REQUESTS = [(200, 2000)] + [(200, 50)] * 9 + [(int(p), int(o)) for p, o in
+                                              np.random.default_rng(5).lognormal(5, 1, (60, 2)).clip(2, 3000)]
 
-def test_clients_that_send_in_turn_are_at_most_so_many(tmp_path) -> None:
-    """Each of three clients sends every third request as it has the answer to the one before."""
+
+def of_clients(tmp_path: Path, requests: list[tuple[int, int]], count: int) -> np.ndarray:
+    """The requests of a run in which `count` clients share `requests`, all there at 0 s, on one mixed instance."""
     path = tmp_path / "load.csv"
-    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,300,40\n0,500,90\n0,200,20\n" * 8)
-    workload = {"path": str(path), "concurrency": 3}
-    run = simulate(Scenario(workload=workload, cluster="mixed_h100_8b"), "vllm_fcfs")
-    requests = run.requests
-    assert (requests["status"] == s.FINISHED).all() and len(requests) == 24
-    times = np.concatenate([requests["arrival_ps"], requests["finish_ps"]])
-    open_at = [(int(((requests["arrival_ps"] <= at) & (requests["finish_ps"] > at)).sum())) for at in np.sort(times)]
-    assert max(open_at) == 3
-    order = np.argsort(requests["arrival_ps"][3:6])
-    assert order.tolist() == np.argsort(requests["finish_ps"][:3]).tolist()
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"0,{p},{o}\n" for p, o in requests))
+    cluster = {**load_yaml("cluster", "mixed_h100_8b"), "engine_clock": None}
+    return simulate(Scenario(workload={"path": str(path), "concurrency": count}, cluster=cluster),
+                    "vllm_fcfs:max_num_seqs=256").requests
+
+
+@pytest.mark.parametrize("count", (1, 2, 8, 200))
+def test_whichever_client_is_free_sends_the_next_request(tmp_path: Path, count: int) -> None:
+    """A semaphore by hand: request k + count is sent with the k-th answer, a picosecond after it."""
+    requests = of_clients(tmp_path, REQUESTS, count)
+    assert (requests["status"] == s.FINISHED).all() and len(requests) == len(REQUESTS)
+    answers = np.sort(requests["finish_ps"])[: max(0, len(requests) - count)]
+    assert requests["arrival_ps"].tolist() == [0] * min(count, len(requests)) + (answers + 1).tolist()
+
+
+def test_a_long_answer_holds_up_only_its_own_client(tmp_path: Path) -> None:
+    requests = of_clients(tmp_path, REQUESTS[:10], 2)
+    assert (requests["arrival_ps"][2:] == np.sort(requests["finish_ps"])[:8] + 1).all()
+    assert requests["finish_ps"][1:].max() < requests["finish_ps"][0] / 3  # nine answers of 50 for one of 2,000
+
+
+def test_an_answer_reaches_its_client_through_the_front_end(tmp_path: Path) -> None:
+    clock = {"frontend_s": 0.25, "frontend_token_s": 1e-3}
+    cluster = {**load_yaml("cluster", "mixed_h100_8b"), "engine_clock": clock}
+    path = tmp_path / "load.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,300,40\n0,500,90\n0,200,20\n")
+    requests = simulate(Scenario(workload={"path": str(path), "concurrency": 1}, cluster=cluster), "vllm_fcfs").requests
+    assert (requests["arrival_ps"][1:] == requests["finish_ps"][:-1]).all()  # `finish_ps` is the client's
+    assert requests["first_token_ps"][0] > 0.55e12
+
+
+def test_a_rejected_request_leaves_its_client_free(tmp_path: Path) -> None:
+    requests = of_clients(tmp_path, [(300, 40), (2_000_000, 5), (200, 20), (200, 20)], 1)
+    assert requests["status"].tolist() == [s.FINISHED, s.REJECTED, s.FINISHED, s.FINISHED]
+    assert requests["arrival_ps"][2] == requests["arrival_ps"][1] + 1
+
+
+def test_clients_send_in_the_order_of_the_engine_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `calibrate measure` serves at a concurrency on an engine, and what is simulated: the same requests follow
+    the same answers."""
+    for folder in ("ooco_gym/calibrate/measure/scripts", "tests/calibrate"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    from engine_driver.loop import run_cases  # pyright: ignore[reportMissingImports]
+    from fake_engine import FakeEngine  # pyright: ignore[reportMissingImports]
+
+    events: list[tuple[str, str]] = []
+
+    class Logged(FakeEngine):
+        def add(self, request: dict[str, Any]) -> None:
+            events.append(("sent", request["name"].partition(".")[2]))
+            super().add(request)
+
+        def step(self, batch: Any) -> Any:
+            outcome = super().step(batch)
+            events.extend(("answered", name.partition(".")[2]) for name in outcome.finished)
+            return outcome
+
+    served = [(200, n) for n in (2000, 50, 120, 700, 310, 90, 1500, 260, 40, 900, 520, 150)]  # ends are far apart
+    engine = Logged({"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 10_000, "block_tokens": 16,
+                     "num_blocks": 10_000, "us": dict.fromkeys(("step", "token", "sequence", "work", "context"), 1.0)})
+    run_cases(engine, [{"name": "clients", "concurrency": 3, "requests": served}])
+    requests = of_clients(tmp_path, served, 3)
+    ours = [(int(at), kind, str(slot)) for kind, name in (("answered", "finish_ps"), ("sent", "arrival_ps"))
+            for slot, at in enumerate(requests[name])]
+    order = sorted(ours, key=lambda event: (event[0], event[1] == "answered", int(event[2])))
+    assert [event[1:] for event in order] == events
+
+
+def test_clients_and_closed_sessions_exclude_each_other(tmp_path: Path) -> None:
+    workload = {"path": written(tmp_path, [(0, 100, 4, 1, "online", 2)], "session,class,think_s"), "concurrency": 2}
     with pytest.raises(UserError, match="exclude each other"):
         Scenario(workload={**workload, "sessions": "closed"}).resolve()
     with pytest.raises(UserError, match="concurrency"):
