@@ -124,7 +124,7 @@ def say_played(scenario: Scenario | ResolvedScenario, besides: str = "", seeds: 
 
 def _words(known: ResolvedScenario, trace: Trace, besides: str) -> str:
     files, online = known.workload.files, int(trace.online.sum())
-    first_s, last_s = min(file.first_s for file in files), max(file.last_s for file in files)
+    first_s, last_s = known.workload.span_s
     whole = known.start_s <= first_s and known.start_s + known.duration_s > last_s
     busiest = ", its busiest" * (known.given.start_s is None)
     part = "all of it" if whole else f"{_span(known.duration_s)} from {known.start_s:,.0f} s on{busiest}"

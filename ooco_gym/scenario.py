@@ -55,8 +55,8 @@ class Scenario:
             None: 1 request/s, or for a trace file only its own offline requests.
         seed: keys arrivals, lengths and every random draw.
         duration_s: length of the measured window; None: the protocol's, or a whole trace file.
-        start_s: start of the window, as time of day or in a trace file; None: start of the
-            workload's peak, or of a whole trace file.
+        start_s: start of the window, as time of day, or of a trace file in seconds from its first
+            request; None: start of the workload's peak, or of a whole trace file.
         rate_scale: multiplies the online rate; None: the stored peak factor of (workload, cluster, slo), or 1 for a
             trace file.
         online_rate: online requests/s in the measured window, instead of `rate_scale`; the
@@ -325,7 +325,7 @@ class ResolvedScenario:
     workload: Workload  # the online load, with trace files opened
     scale: tuple[float, str]  # factor on the online rate, and a sentence if it is another preset's
     offline: OfflineLoad
-    start_s: float  # start of the measured window: time of day, or in a trace file
+    start_s: float  # start of the measured window: time of day, or seconds from a trace file's first request
     duration_s: float  # of the measured window
     lengths: LengthPredictor
     classes: tuple[RequestClass, ...] = ()  # all, `online` and `offline` first; empty if the scenario names none

@@ -25,6 +25,7 @@ from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state, slo_ps
 from ooco_gym.sim.config import Machine, SimConfig
+from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.sim.retention import Retention
 from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
@@ -55,9 +56,10 @@ class Run:
     class_id: np.ndarray | None = None  # int8[n], indices in `scenario.classes`; None without classes
     due_ps: np.ndarray | None = None  # int64[n], deadlines of requests; None if none has one
     turns: Turns | None = None  # dependencies of closed sessions; None if sessions are open
-    tier: np.ndarray | None = None  # TIER[m], host memory as second tier of the prefix cache, or None
+    host_blocks: int | None = None  # of host memory as second tier of the prefix cache; None without one
     arrivals_s: tuple[float, float] | None = None  # in which arriving requests count; None: `window_s`
-    computed: tuple[np.ndarray, np.ndarray] | None = None  # int32[n], `computed_tokens` at the window's start and end
+    done: Edge | None = None  # what was done between the window's edges; None: not recorded
+    start_tokens: np.ndarray | None = None  # int32[n], `Edge.computed_tokens` at the window's start
 
     @property
     def arrival_window_s(self) -> tuple[float, float]:
@@ -96,8 +98,7 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
     start_s, duration_s, seed = known.start_s, known.duration_s, known.seed
     warmup_s, drain_s = float(known.protocol.warmup_s), known.drain_s
     if known.from_file:  # a window near a trace's first request has a shorter warm-up
-        first_s = min(file.first_s for file in known.workload.files)
-        warmup_s = min(warmup_s, max(0.0, start_s - math.floor(first_s)))
+        warmup_s = min(warmup_s, max(0.0, start_s))
     begin_s = start_s - warmup_s
     if begin_s < 0:  # a generated day repeats
         begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
@@ -239,10 +240,19 @@ class Simulation:
 
     def advance(self, until_s: float | None = None) -> bool:
         """Runs until a decision is pending (True), or until `until_s` or the end (False)."""
-        until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
+        return self._run(self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S)))
+
+    def _run(self, until_ps: int) -> bool:
         why = loop.run(self.handle.address, self._hooks, until_ps, self._answer)
         self._answer = s.ASK
         return why == s.ASKED
+
+    def edge(self, at_s: float) -> Edge:
+        """Runs until just before a time; returns what has been done up to it."""
+        at_ps = round(at_s * s.PS_PER_S)
+        if at_ps > 0:
+            self._run(at_ps - 1)
+        return edge_of(self.state, at_ps)
 
     def answer(self, value: int) -> None:
         """Answers the pending decision; wide answers must be in `state.picks` before."""
@@ -331,18 +341,17 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     simulation = Simulation(scenario, chosen, bulk=bulk, whole=True)
     state, rows, until_s = simulation.state, [], sample_s
     start_s, end_s = simulation.window_s
-    edges_s, computed = (start_s, math.inf if simulation.scenario.open_end else end_s, math.inf), []
+    edges_s, edges = (start_s, math.inf if simulation.scenario.open_end else end_s, math.inf), []
     while not simulation.finished:
-        edge_s = edges_s[len(computed)]
-        simulation.advance(min(until_s, edge_s))
-        if edge_s <= until_s:
-            computed.append(computed_tokens(state.requests))
-        if until_s <= edge_s:
-            if until_s <= edges_s[1]:
-                rows.append(_sample(state, until_s))
-            until_s += sample_s
-    if len(computed) < 2:  # the window has no fixed end
-        computed.append(computed_tokens(state.requests))
+        if edges_s[len(edges)] <= until_s:
+            edges.append(simulation.edge(edges_s[len(edges)]))
+            continue
+        simulation.advance(until_s)
+        if until_s <= edges_s[1]:
+            rows.append(_sample(state, until_s))
+        until_s += sample_s
+    while len(edges) < 2:  # the window has no fixed end
+        edges.append(edge_of(state, int(state.clock.now_ps)))
     requests = seen_by_clients(state.requests, simulation.sim_config.engine_clock, simulation.ttft_slo_ps)
     if simulation.scenario.open_end:  # just after the last request's end as its client sees it
         last_s = max(simulation.now_s, int(requests["finish_ps"].max(initial=0)) / s.PS_PER_S)
@@ -351,8 +360,9 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
               requests, state.instances, state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
-              state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None,
-              (start_s, min(simulation.window_s[1], end_s)), (computed[0], computed[1]))
+              state.due_ps if state.due_ps.size else None, simulation.turns,
+              int(state.tier["blocks"].sum()) if state.tier.size else None,
+              (start_s, min(simulation.window_s[1], end_s)), edges[1].since(edges[0]), edges[0].computed_tokens)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run
@@ -377,16 +387,6 @@ def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.nd
     for name in ("first_token_ps", "last_token_ps", "first_decode_ps", "finish_ps"):
         requests[name] += np.where(requests[name] > 0, frontend_ps, 0)
     return requests
-
-
-def computed_tokens(requests: np.ndarray) -> np.ndarray:
-    """Computed and not lost tokens of each of n requests (`REQUEST`), int32[n]: prompt tokens,
-    except those from the prefix cache, and generated ones. A prompt counts as far as it is
-    computed; on pools, and once the first token exists, as a whole."""
-    generated = requests["generated_tokens"]
-    tokens = np.where(generated > 0, requests["prompt_tokens"], requests["num_computed_tokens"])
-    tokens -= np.maximum(requests["cached_tokens"], 0)
-    return np.maximum(tokens, 0, out=tokens) + generated
 
 
 def _sample(state: s.State, time_s: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ooco_gym import Scenario
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
-from ooco_gym.simulation import requests_of
+from ooco_gym.simulation import Simulation, requests_of
 from ooco_gym.workload import Trace, read_trace, write_trace
 
 ROWS, SPAN_S = 240, 1200.0
@@ -80,8 +80,32 @@ def test_python_takes_a_trace_as_the_command_does(workload: Any) -> None:
 def test_a_trace_begins_where_its_first_request_does() -> None:
     known = Scenario(workload=written(begins_s=7200.0)).resolve()
     trace, window_s = requests_of(known)
-    assert (known.start_s, known.duration_s) == (7200.0, SPAN_S) and window_s == (0.0, SPAN_S), "no warm-up before it"
+    assert (known.start_s, known.duration_s) == (0.0, SPAN_S) and window_s == (0.0, SPAN_S), "no warm-up before it"
     assert len(trace) == ROWS
+
+
+def stamped(name: str, stamps: list[str]) -> str:
+    Path(name).write_text("".join(["arrival_s,prompt_tokens,output_tokens\n", *(f"{at},300,20\n" for at in stamps)]))
+    return name
+
+
+def test_a_window_counts_from_the_first_request_whatever_the_stamps_are() -> None:
+    seconds = range(0, 100, 5)
+    files = {"zero.csv": [f"{at}" for at in seconds], "late.csv": [f"{1000 + at}" for at in seconds],
+             "stamp.csv": [f"{1_760_000_000_000 + 1000 * at}" for at in seconds],
+             "date.csv": [f"2026-03-01T10:{at // 60:02}:{at % 60:02}Z" for at in seconds]}
+    for name, stamps in files.items():
+        trace, window_s = requests_of(Scenario(workload=stamped(name, stamps), start_s=40.0, warmup_s=0.0))
+        assert window_s == (0.0, 56.0) and trace.arrival_s.tolist() == [at - 40.0 for at in seconds if at >= 40], name
+    assert any("1000 s of the file's clock" in note for note in Simulation(Scenario(workload="late.csv")).notes)
+    with pytest.raises(UserError, match=r"between 0 s and 95 s"):
+        requests_of(Scenario(workload="late.csv", start_s=1000.0))
+
+
+def test_two_files_of_one_clock_keep_their_distance() -> None:
+    early, late = stamped("a.csv", ["1000", "1001"]), stamped("b.csv", ["1060.5"])
+    trace, window_s = requests_of(Scenario(workload=f"{early}+{late}"))
+    assert trace.arrival_s.tolist() == [0.0, 1.0, 60.5] and window_s == (0.0, 61.0)
 
 
 def test_a_window_that_is_said_is_played(capsys: Any) -> None:
@@ -202,7 +226,7 @@ def test_an_environment_draws_its_windows_from_a_trace_and_adds_no_load_to_it(ca
                 make_env({**shipped, "window_s": 300.0})):
         assert loads(env) == (0.0, None, {})
         starts = {env.unwrapped.config.window(seed, 0).start_s for seed in range(40)}
-        assert starts == {50_000.0, 50_300.0, 50_600.0, 50_900.0}
+        assert starts == {0.0, 300.0, 600.0, 900.0}
     assert "week.csv: 240 requests" in capsys.readouterr().out
     said = gym.make("ooco_gym/Admission-v1", scenario={"workload": "week.csv", "offline": {"rate": 2.0}}, vary={
         "rate_scale": [1.0, 2.0]})

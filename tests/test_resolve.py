@@ -74,7 +74,7 @@ def test_a_resolved_scenario_stands_for_itself_and_can_be_sent(tmp_path: Path) -
     path = tmp_path / "week.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n1,100,10\n2,100,10\n")
     known = Scenario(workload=str(path), duration_s=2.0).resolve()
-    assert known.resolve() is known and known.from_file and known.start_s == 1.0
+    assert known.resolve() is known and known.from_file and known.start_s == 0.0
     sent = pickle.loads(pickle.dumps(known))
     assert sent.describe() == known.describe() and len(pickle.dumps(known)) < 100_000
     (part,) = sent.workload.parts

@@ -316,9 +316,8 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
     done, window_s = _completed(run, chosen), run.window_s[1] - run.window_s[0]
     rates = {f"{kind}_tokens_per_s": float(done[f"{kind}_tokens"].sum() / window_s) for kind in ("prompt", "output")}
     progress = None
-    if run.computed is not None:
-        before, after = (int(tokens[chosen].sum(dtype=np.int64)) for tokens in run.computed)
-        progress = after - before
+    if run.done is not None:
+        progress = int(run.done.computed_tokens[chosen].sum(dtype=np.int64))
     computed = done["prompt_tokens"] - np.maximum(done["cached_tokens"], 0)
     inside = (run.requests["counted"] == 1) & (run.requests["cached_tokens"] >= 0)
     looked = Chosen(run.requests, chosen & inside)

@@ -31,8 +31,7 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
     kinds = list(dict.fromkeys(names))
     counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(one)} {one}" for one in kinds])
     said = _slo_words(known)
-    last_s = max((file.last_s for file in known.workload.files), default=1.0)
-    if known.batch and last_s == 0.0:
+    if known.batch and known.workload.span_s[1] == 0.0:
         said.append("all requests arrive at the start")
     else:
         said.append(f"{known.duration_s / 60:,.3g} min of arrivals from {known.start_s:,.0f} s on")

@@ -60,13 +60,17 @@ def of_trace(workload: Source) -> Source:
 
 @dataclass(frozen=True)
 class WorkloadPart:
-    """One part of a resolved workload: `weight` times the rate of `source`; `stream` tells equal names apart."""
+    """One part of a resolved workload: `weight` times the rate of `source`; `stream` tells equal names apart.
+
+    Times of a file count from `origin_s` of its own clock.
+    """
 
     name: str
     source: WorkloadSpec | TraceFile
     weight: float = 1.0
     stream: str | None = None
     class_name: str | None = None
+    origin_s: float = 0.0
 
     def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float, by_session: bool = False) -> Trace:
         """Returns the part's requests in a window; `by_session` scales a file by whole sessions."""
@@ -84,21 +88,29 @@ class WorkloadPart:
             raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
         # A copy made by scaling lies between its original and the next request, so one more request
         # on either side is read.
-        trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
-        if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
+        from_s = start_s + self.origin_s
+        trace, first_row = file.window(from_s, from_s + duration_s, margin=1)
+        if len(trace.slice_time(from_s, from_s + duration_s)) == 0:
             raise UserError(f"trace file '{self.name}' has no request in the window from {start_s:g} s to "
-                            f"{start_s + duration_s:g} s; its requests lie between {file.first_s:g} s and "
-                            f"{file.last_s:g} s: set start_s and duration_s")
-        return scale(trace, rate_scale, seed, first_row, by_session).slice_time(start_s, start_s + duration_s)
+                            f"{start_s + duration_s:g} s; its requests lie between {file.first_s - self.origin_s:g} s "
+                            f"and {file.last_s - self.origin_s:g} s: set start_s and duration_s")
+        trace = scale(trace, rate_scale, seed, first_row, by_session).slice_time(from_s, from_s + duration_s)
+        if not self.origin_s:
+            return trace
+        note = f"times of '{self.name}' count from its first request, at {self.origin_s:g} s of the file's clock"
+        return replace(trace.shift(-self.origin_s), notes=(*trace.notes, note))
 
     def mean_rate(self) -> float:
         """Returns requests per second, without the weight."""
         return self.source.arrivals.mean_rate_per_s if isinstance(self.source, WorkloadSpec) else self.source.mean_rate
 
+    def _counts_before(self, edges_s: np.ndarray) -> np.ndarray:
+        return self.source.counts_before(edges_s + self.origin_s)  # type: ignore[union-attr]
+
     def window_rate(self, start_s: float, duration_s: float) -> float:
         """Returns requests per second in a window, without the weight; a generator's are expected ones."""
         if not isinstance(self.source, WorkloadSpec):
-            before, until = self.source.counts_before(np.array([start_s, start_s + duration_s]))
+            before, until = self._counts_before(np.array([start_s, start_s + duration_s]))
             return float(until - before) / duration_s
         arrivals = self.source.arrivals
         steps = max(1, math.ceil(duration_s / _TIDE_STEP_S))
@@ -111,7 +123,8 @@ class WorkloadPart:
         every = self.window_rate(start_s, duration_s)
         if self.class_name is not None or isinstance(self.source, WorkloadSpec):
             return (0.0, every) if self.class_name in offline else (every, 0.0)
-        ids, names = class_ids(self.source.window(start_s, start_s + duration_s)[0])
+        from_s = start_s + self.origin_s
+        ids, names = class_ids(self.source.window(from_s, from_s + duration_s)[0])
         named = [index for index, name in enumerate(names) if name in offline]
         share = float(np.isin(ids, named).mean()) if every else 0.0
         return every * (1.0 - share), every * share
@@ -121,11 +134,11 @@ class WorkloadPart:
         if isinstance(self.source, WorkloadSpec):
             return self.source.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
                 self.source.arrivals.tide, duration_s)
-        first_s = math.floor(self.source.first_s)
-        last_s = max(0.0, self.source.last_s - first_s - duration_s)
+        first_s = math.floor(self.source.first_s - self.origin_s)
+        last_s = max(0.0, self.source.last_s - self.origin_s - first_s - duration_s)
         step_s = max(1.0, math.floor(min(_START_STEP_S, duration_s / _STARTS_WITHIN)))
         starts = first_s + np.minimum(np.arange(0.0, last_s + step_s, step_s), math.ceil(last_s))
-        counts = np.diff(self.source.counts_before(np.stack([starts, starts + duration_s])), axis=0)[0]
+        counts = np.diff(self._counts_before(np.stack([starts, starts + duration_s])), axis=0)[0]
         return float(starts[np.argmax(counts)])
 
     def by_hour(self) -> np.ndarray:
@@ -133,7 +146,7 @@ class WorkloadPart:
         if isinstance(self.source, WorkloadSpec):
             arrivals = self.source.arrivals
             return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
-        counts = np.diff(self.source.counts_before(np.arange(0.0, self.source.last_s + 3601.0, 3600.0)))
+        counts = np.diff(self._counts_before(np.arange(0.0, self.source.last_s - self.origin_s + 3601.0, 3600.0)))
         return np.bincount(np.arange(len(counts)) % 24, counts, minlength=24) / 3600.0
 
 
@@ -148,8 +161,8 @@ class Workload:
         sessions: `open`: each turn arrives at its own time; `closed`: after the previous turn has
             finished.
         think: think time before a turn if the trace has none; None: not given.
-        concurrency: number of clients that share the online requests, each sending its next one
-            after an answer; None: all requests arrive at their own times.
+        concurrency: number of clients that share the online requests: whichever has an answer sends
+            the next one; None: all requests arrive at their own times.
     """
 
     name: str
@@ -179,6 +192,18 @@ class Workload:
     def files(self) -> list[TraceFile]:
         """The workload's open trace files; empty for generators."""
         return [part.source for part in self.parts if not isinstance(part.source, WorkloadSpec)]
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """First and last arrival of the trace files; (0, 0) for generators."""
+        times = [(part.source.first_s - part.origin_s, part.source.last_s - part.origin_s) for part in self.parts
+                 if not isinstance(part.source, WorkloadSpec)] or [(0.0, 0.0)]
+        return min(first_s for first_s, _ in times), max(last_s for _, last_s in times)
+
+    def from_first_request(self) -> Workload:
+        """Returns this workload with times that count from the whole second of the first request of all files."""
+        origin_s = float(math.floor(min((file.first_s for file in self.files), default=0.0)))
+        return replace(self, parts=tuple(replace(part, origin_s=origin_s) for part in self.parts))
 
     def draw(self, *, start_s: float = 0.0, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
         """Returns the requests of a window; arguments, times and errors as in `load_workload`."""
@@ -211,8 +236,8 @@ class Workload:
         its peak.
         """
         if self.files and duration_s is None:
-            start_s = float(math.floor(min(file.first_s for file in self.files))) if start_s is None else start_s
-            duration_s = max(1.0, math.floor(max(file.last_s for file in self.files)) + 1.0 - start_s)
+            start_s = 0.0 if start_s is None else start_s
+            duration_s = max(1.0, math.floor(self.span_s[1]) + 1.0 - start_s)
         duration_s = WINDOW_S if duration_s is None else duration_s
         return self.peak_start_s(duration_s) if start_s is None else start_s, duration_s
 
@@ -238,7 +263,7 @@ def resolve_workload(spec: Source) -> Workload:
         text = os.fspath(spec)
         parts = tuple(map(_resolved, parse_workload(text)))
         closed = any(not isinstance(part.source, WorkloadSpec) and part.source.untimed for part in parts)
-        return Workload(text, parts, sessions=CLOSED if closed else OPEN)
+        return Workload(text, parts, sessions=CLOSED if closed else OPEN).from_first_request()
     values = plain(spec)
     given, clients = values.pop("sessions", None), values.pop("concurrency", None)
     if clients is not None:
@@ -264,7 +289,8 @@ def resolve_workload(spec: Source) -> Workload:
         if file.untimed and given == OPEN:
             raise UserError(f"workload.sessions=open: trace '{path}' has turns without times, which can only wait for "
                             "the turn before; leave it out")
-        return Workload(path, (WorkloadPart(path, file),), factor, CLOSED if file.untimed else OPEN)
+        return Workload(path, (WorkloadPart(path, file),), factor,
+                        CLOSED if file.untimed else OPEN).from_first_request()
     if values.get("mix") is not None:
         return replace(resolve_workload(str(values["mix"])), factor=factor)
     one = load_spec(values)

@@ -47,14 +47,14 @@ def table(*rows) -> np.ndarray:
 
 
 def run_of(requests, window_s=(0.0, 3600.0), end_s=4000.0, tpot_min_tokens=16, tpot_from="first_token", itl=None,
-           instances=None, sums=None) -> Run:
+           instances=None, sums=None, done=None) -> Run:
     """A run with these requests, as far as the metrics look into it."""
     slo = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": tpot_min_tokens, "tpot_from": tpot_from}
     counters = dict.fromkeys(Totals.fields, 0) | (sums or {})
     return Run(Scenario(slo=slo, seed=3).resolve(), "ooco", {}, requests,
                np.zeros(0, INSTANCE) if instances is None else instances,
                np.zeros(ITL_BINS, np.int64) if itl is None else itl, window_s, counters, {}, end_s,
-               0.1)
+               0.1, done=done)
 
 
 FIRST_BIN_S = ITL_FIRST_PS / PS_PER_S

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ooco_gym.metrics.summary import gap_quantile_s, summarise
-from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, WAITING
+from ooco_gym.sim.edges import edge_of
+from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, TIER, WAITING
 from tests.metrics.hand_made import FIRST_BIN_S, ps, request, run_of, table
 
 SPREADS = [f"{name}_{part}_s" for name in ("ttft", "tpot", "tpot_decode") for part in ("mean", "p50", "p90", "p99")]
@@ -107,15 +109,21 @@ def test_nothing_arrived_gives_nulls_not_zeros():
     assert summary["offline"]["age_p99_s"] is None
 
 
-def test_instances_report_shares_of_the_whole_run():
-    spec = np.zeros(1, INSTANCE)
-    spec["role"], spec["total_blocks"], spec["free_blocks"] = STRICT, 100, 80
-    spec["decode_ps"], spec["offline_prefill_ps"] = ps(1000.0), ps(500.0)
+def test_instances_report_shares_of_the_window():
+    state = SimpleNamespace(instances=np.zeros(1, INSTANCE), requests=table(good(10.0)), tier=np.zeros(0, TIER))
+    spec = state.instances[0]
+    spec["role"], spec["total_blocks"], spec["free_blocks"] = STRICT, 100, 100
+    spec["decode_ps"], spec["looked_tokens"], spec["cached_tokens"] = ps(300.0), 700, 500
+    before = edge_of(state, ps(400.0))
+    spec["decode_ps"], spec["offline_prefill_ps"], spec["looked_tokens"] = ps(1300.0), ps(500.0), 900
+    spec["free_blocks"] = 80
     spec["kv_times_us"] = 100 * 1500e6 - 80 * 3000e6  # 100 blocks taken at 1,500 s, 80 of them given back at 3,000 s
-    figures = summarise(run_of(table(good(10.0)), instances=spec))["instances"][0]
-    assert figures["role"] == "strict"
-    assert figures["busy_share"] == pytest.approx(1500 / 4000)
-    assert figures["kv_mean_share"] == pytest.approx((1500 + 0.2 * 1000) / 4000)
+    done = edge_of(state, ps(4000.0)).since(before)
+    run = run_of(state.requests, (400.0, 4000.0), instances=state.instances, done=done)
+    figures = summarise(run)["instances"][0]
+    assert figures["role"] == "strict" and figures["hit_rate"] == 0.0
+    assert figures["busy_share"] == pytest.approx(1500 / 3600) and figures["decode_share"] == pytest.approx(1000 / 3600)
+    assert figures["kv_mean_share"] == pytest.approx((1500 + 0.2 * 1000) / 3600)
 
 
 def test_gap_quantile_lies_in_its_bin():
@@ -156,7 +164,9 @@ def test_hit_rate_of_instances():
     instances = np.zeros(2, INSTANCE)
     instances["total_blocks"], instances["free_blocks"] = 100, 100
     instances["looked_tokens"], instances["cached_tokens"] = (1000, 0), (250, 0)
-    found = summarise(run_of(table(good(10.0)), instances=instances))["instances"]
+    state = SimpleNamespace(instances=instances, requests=table(good(10.0)), tier=np.zeros(0, TIER))
+    done = edge_of(state, ps(4000.0))
+    found = summarise(run_of(state.requests, instances=instances, done=done))["instances"]
     assert [one["hit_rate"] for one in found] == [0.25, None]
 
 

@@ -11,6 +11,7 @@ from ooco_gym.render.outcome import compare
 from ooco_gym.resources import load_yaml
 from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim.state import FINISHED, REJECTED
+from tests.golden.runs import MIXED_POLICIES
 from tests.metrics.hand_made import request, run_of, table
 
 STRICT, LAX = {"ttft_s": 0.5, "tpot_s": 0.03}, {"ttft_s": 1e4, "tpot_s": 10.0}
@@ -108,6 +109,17 @@ def test_unfinished_work_counts_as_computed(trace):
     used = summary["utilization"]
     assert max(one["busy_share"] for one in summary["instances"]) > 0.99
     assert 0.0 < used["compute_share"] < 0.01 and used["kv_mean_share"] < 0.02
+
+
+@pytest.mark.parametrize("policy", MIXED_POLICIES)
+def test_the_first_iteration_of_a_trace_counts_whenever_it_is_composed(trace, policy):
+    """With asynchronous scheduling an iteration is booked as it begins, here at the window's very edge."""
+    cluster = {**load_yaml("cluster", "mixed_7b"), "engine_clock": "vllm"}
+    path = trace(*[(0, 3000, 2, kind) for kind in ("offline", "offline", "online")])
+    run, summary = played(path, policy, cluster, drain_s=10.0)
+    served = (run.requests["status"] == FINISHED).sum()
+    computed = sum(summary[kind]["computed_tokens_per_s"] for kind in ("offline", "online")) * summary["window_s"]
+    assert served == (1 if policy == "sarathi" else 3) and computed == pytest.approx(3002 * served)
 
 
 def test_tokens_found_or_computed_again_are_not_computed_ones(trace):

@@ -223,7 +223,7 @@ def of_clients(tmp_path: Path, requests: list[tuple[int, int]], count: int) -> n
                     "vllm_fcfs:max_num_seqs=256").requests
 
 
-@pytest.mark.parametrize("count", (1, 2, 8, 200))
+@pytest.mark.parametrize("count", [1, 2, 8, 200])
 def test_whichever_client_is_free_sends_the_next_request(tmp_path: Path, count: int) -> None:
     """A semaphore by hand: request k + count is sent with the k-th answer, a picosecond after it."""
     requests = of_clients(tmp_path, REQUESTS, count)
