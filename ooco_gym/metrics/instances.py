@@ -56,9 +56,10 @@ def utilization_figures(run: Run) -> dict[str, float | None]:
     deployments = [one for _, one in run.scenario.deployments]
     peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
     flops = _flops(run.requests["cached_tokens"], run.start_tokens, run.done.computed_tokens, deployments[0].model)
-    figures = instance_figures(run)
-    return {"compute_share": float(flops.sum()) / peak,
-            **{key: float(np.mean([one[key] for one in figures])) for key in ("busy_share", "kv_mean_share")}}
+    found, figures = {"compute_share": float(flops.sum()) / peak}, instance_figures(run)
+    for key in ("busy_share", "kv_mean_share"):
+        found[key] = float(np.mean([one[key] for one in figures]))
+    return found
 
 
 def _flops(cached_tokens: np.ndarray, before: np.ndarray, computed: np.ndarray, model: ModelSpec) -> np.ndarray:
