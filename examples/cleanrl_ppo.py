@@ -44,6 +44,36 @@ class Agent(nn.Module):
         return np.array([int(one.argmax()) for one in torch.split(logits, self.levels, dim=-1)])
 
 
+def rollout(envs, agent, observation, over):
+    """Plays STEPS decisions: eight tensors (STEPS, ENVS, …), the next observations, and which episodes ended."""
+    rows = []
+    for _ in range(STEPS):
+        with torch.no_grad():
+            action, logprob, _, value = agent(observation)
+        following, reward, terminated, truncated, infos = envs.step(action.numpy())
+        elapsed, beyond = torch.as_tensor(infos["elapsed_s"]).float(), torch.zeros(ENVS)
+        for i in np.flatnonzero(terminated | truncated):  # `following` and `elapsed_s` are of the next episode here
+            elapsed[i] = infos["final_info"]["elapsed_s"][i]
+            if truncated[i]:  # cut while the load goes on: what would follow has the value of the last observation
+                with torch.no_grad():
+                    beyond[i] = agent(torch.as_tensor(infos["final_obs"][i])[None])[3].item()
+        rows.append((observation, action, logprob, value, torch.as_tensor(reward).float(), over, elapsed, beyond))
+        observation, over = torch.as_tensor(following), torch.as_tensor(terminated | truncated).float()
+    return [torch.stack(column) for column in zip(*rows, strict=True)], observation, over
+
+
+def advantages_of(rewards, values, overs, elapsed, beyond, next_value, over):
+    """Generalised advantages with γ^Δt and λ^Δt, (STEPS, ENVS); they do not reach across an episode's end."""
+    advantages, last = torch.zeros_like(rewards), 0.0
+    for t in reversed(range(STEPS)):
+        going = 1.0 - (over if t == STEPS - 1 else overs[t + 1])
+        after = next_value if t == STEPS - 1 else values[t + 1]
+        gamma, lam = GAMMA_PER_S ** elapsed[t], LAMBDA_PER_S ** elapsed[t]
+        delta = rewards[t] + gamma * (after * going + beyond[t]) - values[t]
+        advantages[t] = last = delta + gamma * lam * going * last
+    return advantages
+
+
 def main(decisions=40_000, seed=1, episodes=12):
     """Learns, and plays held-out windows beside chance and heuristics."""
     torch.set_num_threads(1)
@@ -55,25 +85,12 @@ def main(decisions=40_000, seed=1, episodes=12):
     observation, scale = torch.as_tensor(envs.reset(seed=seed)[0]), 1.0
     over = torch.zeros(ENVS)
     for update in range(max(1, decisions // (ENVS * STEPS))):
-        rows = []
-        for _ in range(STEPS):
-            with torch.no_grad():
-                action, logprob, _, value = agent(observation)
-            following, reward, _, truncated, infos = envs.step(action.numpy())
-            elapsed = torch.as_tensor(infos["elapsed_s"]).float()
-            rows.append((observation, action, logprob, value, torch.as_tensor(reward).float(), over, elapsed))
-            observation, over = torch.as_tensor(following), torch.as_tensor(truncated).float()
-        observations, actions, logprobs, values, rewards, overs, elapsed = map(torch.stack, zip(*rows, strict=True))
+        columns, observation, over = rollout(envs, agent, observation, over)
+        observations, actions, logprobs, values, rewards, overs, elapsed, beyond = columns
         scale = 0.95 * scale + 0.05 * float(rewards.std() + 1e-6)
         with torch.no_grad():
             next_value = agent(observation)[3]
-        advantages, last = torch.zeros_like(rewards), 0.0
-        for t in reversed(range(STEPS)):
-            going = 1.0 - (over if t == STEPS - 1 else overs[t + 1])
-            after = next_value if t == STEPS - 1 else values[t + 1]
-            gamma, lam = GAMMA_PER_S ** elapsed[t], LAMBDA_PER_S ** elapsed[t]
-            delta = rewards[t] / scale + gamma * after * going - values[t]
-            advantages[t] = last = delta + gamma * lam * going * last
+        advantages = advantages_of(rewards / scale, values, overs, elapsed, beyond, next_value, over)
         flat = [one.flatten(0, 1) for one in (observations, actions, logprobs, advantages, advantages + values)]
         for _ in range(EPOCHS):
             for index in torch.randperm(ENVS * STEPS).chunk(BATCHES):

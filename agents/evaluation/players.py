@@ -192,19 +192,20 @@ def _play_natively(envs: Any, player: BatchPlayer, windows: Sequence[Window], to
     rewards, decisions, playing = np.zeros(count), np.zeros(count, int), np.ones(count, bool)
     while playing.any():
         actions = player.answers(*(observation[key] for key in OBSERVATION_KEYS))
-        observation, reward, _, truncated, infos = envs.step(actions)
+        observation, reward, terminated, truncated, infos = envs.step(actions)
+        over = terminated | truncated
         rewards += reward
         decisions += playing
-        if not truncated.any():
+        if not over.any():
             continue
-        for i in np.flatnonzero(truncated):
+        for i in np.flatnonzero(over):
             window = windows[index[i]]
             summary = {key: float(values[i]) for key, values in infos["summary"].items() if not key.startswith("_")}
             records[int(index[i])] = {"seed": window.seed, "window": window.number, "decisions": int(decisions[i]),
                                       "reward": float(rewards[i]), "summary": summary}
             told(len(records), len(windows))
-        playing &= ~truncated
-        again = np.flatnonzero(truncated)[: len(waiting)]
+        playing &= ~over
+        again = np.flatnonzero(over)[: len(waiting)]
         if len(again):
             index[again] = [waiting.pop() for _ in again]
             rewards[again], decisions[again], playing[again] = 0.0, 0, True

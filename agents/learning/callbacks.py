@@ -127,7 +127,7 @@ class Callback(BaseCallback):
 
 
 class LogMetrics(Callback):
-    """Writes each transition's simulated duration into the rollout buffer just before the
+    """Writes each transition's simulated duration and reward into the rollout buffer just before the
     transition is added. After each rollout it logs reward terms and costs per simulated second, and
     the metrics of ended episodes.
 
@@ -149,6 +149,7 @@ class LogMetrics(Callback):
 
     def _on_step(self) -> bool:
         self.buffer.elapsed_s[self.buffer.pos] = self.env.info_array("elapsed_s")
+        self.buffer.paid[self.buffer.pos] = self.locals["rewards"]
         self._actions.append(np.copy(self.locals["actions"]))
         self._asked.append(np.argmax(self.model._last_obs["decision"], axis=-1))  # type: ignore[attr-defined]
         for key in (*self.env.info_keys(REWARD_PREFIX), *self.env.info_keys(COST_PREFIX)):

@@ -179,7 +179,8 @@ class Lagrangian(Callback):
             observations = {}
             for key in OBSERVATION_KEYS:
                 observations[key] = np.stack([one[key] for one in last])
-            self._costs[steps, places] += self._values(self._encode(observations))
+            discount = self._discounts[0] ** buffer.elapsed_s[steps, places]
+            self._costs[steps, places] += discount * self._values(self._encode(observations))
         last_values = self._values(self._encode(self.model._last_obs))  # type: ignore[attr-defined]
         advantages = timed_advantages(self._costs, values, last_values, buffer.episode_starts, self.locals["dones"],
                                       buffer.elapsed_s, *self._discounts)

@@ -56,10 +56,12 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
 
 
 class TimedRolloutBuffer(MaskableDictRolloutBuffer):
-    """A rollout buffer with a duration for each transition, `elapsed_s` (n_steps, n_envs), which a
-    callback fills before `add`. γ and λ are over one simulated second, in (0, 1]."""
+    """A rollout buffer with a duration and the environment's reward for each transition, `elapsed_s`
+    and `paid` (n_steps, n_envs), which a callback fills before `add`. γ and λ are over one simulated
+    second, in (0, 1]."""
 
     elapsed_s: np.ndarray
+    paid: np.ndarray
 
     def __init__(self, *args: Any, discount_per_s: float, gae_lambda_per_s: float, **kwargs: Any) -> None:
         self.discounts = (discount_per_s, gae_lambda_per_s)
@@ -68,13 +70,18 @@ class TimedRolloutBuffer(MaskableDictRolloutBuffer):
     def reset(self) -> None:
         """Empties the buffer; durations start at zero, which means no discount."""
         super().reset()
-        self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
+        self.elapsed_s, self.paid = np.zeros((2, self.buffer_size, self.n_envs))
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
-        """Computes generalised advantages in simulated time; returns are advantages plus values."""
+        """Computes generalised advantages in simulated time; returns are advantages plus values.
+
+        Where an episode was cut, Stable-Baselines3 has added the value of its last observation to the
+        reward, with the model's gamma of 1; here it gets the discount of its step.
+        """
+        bootstrapped = self.discounts[0] ** self.elapsed_s * (self.rewards - self.paid)
         self.advantages[:] = timed_advantages(
-            self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
-            self.elapsed_s, *self.discounts)
+            self.paid + bootstrapped, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts,
+            dones, self.elapsed_s, *self.discounts)
         self.returns = self.advantages + self.values
 
 
@@ -112,11 +119,7 @@ _ARGUMENTS = ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range"
 
 
 def build_model(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
-    """Builds the model that learns in `env` (a `VecEnv`).
-
-    Its gamma is 1, since the buffer discounts; the last value of a truncated episode is
-    bootstrapped over one short step.
-    """
+    """Builds the model that learns in `env` (a `VecEnv`). Its gamma is 1, since the buffer discounts."""
     model, policy, buffer = CLASSES[agent["name"]]
     arguments = {key: agent.get(key) for key in _ARGUMENTS}
     if agent.get("anneal"):

@@ -184,24 +184,10 @@ class GymnasiumVecEnv(VecEnv):
 
 class RewardScale(VecNormalize):
     """`VecNormalize` of rewards only. Observations are scaled inside the network, which export
-    includes, and pass without a copy.
-
-    A truncated episode ends without an open decision, and its last observation is blank. Its
-    `terminal_observation` is therefore the one of its last decision, shortly before.
-    """
+    includes, and pass without a copy."""
 
     def __init__(self, venv: VecEnv, gamma: float = 0.999) -> None:
         super().__init__(venv, norm_obs=False, norm_reward=True, gamma=gamma, clip_reward=np.inf)
-
-    def step_wait(self) -> Any:
-        """Steps all places, with scaled rewards."""
-        below: Any = self.venv
-        before = below.latest
-        observations, rewards, dones, infos = super().step_wait()
-        for i in np.flatnonzero(dones):
-            if infos[i]["TimeLimit.truncated"]:
-                infos[i]["terminal_observation"] = {key: part[i] for key, part in before.items()}
-        return observations, rewards, dones, infos
 
     def normalize_obs(self, obs: Any) -> Any:
         """Returns `obs`."""

@@ -61,12 +61,16 @@ class DecisionEnv(gym.Env):
     drawn from the seed.
 
     ## Episode End
-    An episode is truncated after `window_s` and never terminated. The load then goes on under the
-    base policy until every online request of the window has finished or violated its SLO; the
-    last reward includes this part. A decision point is reached only if at least two actions are
-    legal beside the base policy's. A window without a decision ends with its first step, in which
-    only the base policy's action is legal. The constructor refuses a cluster or base policy under
-    which no decision can come up.
+    An episode is truncated after `window_s`, while the load goes on. Its last observation and mask
+    are those of the first decision after the window, as in a longer window (with decisions by the
+    clock, the one at the window's end), so that a value function can bootstrap from it. If no
+    decision comes up within 120 s, it is terminated: nothing that follows depends on the agent, and
+    the last observation is blank. After the window the base policy goes on until every online
+    request of the window has finished or violated its SLO; the last reward includes this part,
+    `elapsed_s` does not. A decision point is reached only if at least two actions are legal beside
+    the base policy's. A window without a decision ends with its first step, in which only the base
+    policy's action is legal. The constructor refuses a cluster or base policy under which no
+    decision can come up.
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in
@@ -186,7 +190,8 @@ class DecisionEnv(gym.Env):
             info["illegal_action"] = True
         if over:
             info["summary"] = self.summary()
-        return self._observation(), reward, False, over, info
+        terminated = over and self.episodes.asked(0) is None
+        return self._observation(), reward, terminated, over and not terminated, info
 
     def _take(self, action: Any) -> None:
         if self.config.box:

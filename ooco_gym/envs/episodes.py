@@ -20,7 +20,7 @@ from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.custom import Figure, Term, addresses_of, check, scales_of
 from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, candidate_columns, cluster_table
 from ooco_gym.envs.features import CLUSTER
-from ooco_gym.envs.stepping import begin, drain, step_all
+from ooco_gym.envs.stepping import begin, drain, look_on, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
@@ -239,17 +239,21 @@ class Episodes:
         self._pool = None
 
     def _finish(self, i: int) -> None:
-        """Drains under the base policy and adds the outcome to the last reward."""
+        """Observes the next decision, drains under the base policy and adds the outcome to the last reward."""
         simulation, buffers = self._simulation(i), self.buffers
         last = buffers.reward_sums[i].copy()
+        ahead = copy(simulation)  # goes on to the next decision as in a longer window
+        ahead.state = s.copy_state(simulation.state)
+        ahead.state.clock.window_end_ps = simulation.end_ps
+        buffers.handles[i] = ahead.handle.address
+        look_on(self._handle.address, self._run, i, simulation.end_ps)
+        buffers.handles[i], buffers.reward_sums[i] = simulation.handle.address, last
         drain(self._handle.address, self._run, i, simulation.end_ps)
         buffers.reward_sums[i, r.TERM:r.ELAPSED] += last[r.TERM:r.ELAPSED]
         buffers.reward_sums[i, r.ELAPSED] = last[r.ELAPSED]
         for column, _ in self.own_terms.values():
             buffers.reward_sums[i, column] += last[column]
         buffers.status[i, b.OPEN] = 0
-        if self.controls is not None:
-            buffers.mask[i] = 1  # a vector of levels has no separate action for the base policy: all stay legal
 
     @property
     def address(self) -> int:
@@ -257,7 +261,7 @@ class Episodes:
         return self._handle.address
 
     def asked(self, i: int) -> Decision | None:
-        """Returns the pending decision of the episode in slot i, or None."""
+        """Returns the pending decision of the episode in slot i, or of an ended one the next; None without."""
         return self._by_kind.get(int(self.buffers.status[i, b.KIND]))
 
     def open(self, i: int) -> bool:

@@ -307,18 +307,18 @@ def observe(state, buffers, i):
 
 @inner
 def blank(buffers, i):
-    """Writes the observation of an ended episode: only the base policy's action is legal."""
+    """Writes an observation without a decision: only the base policy's action is legal, or all vectors of levels."""
     buffers.cluster[i, :] = 0.0
     buffers.candidates[i, :, :] = 0.0
     buffers.decision[i, :] = 0.0
-    buffers.mask[i, :] = 0
+    buffers.mask[i, :] = buffers.offers[b.CONTROL] != 0
     if buffers.mask.shape[1] > b.BASE_ACTION:
         buffers.mask[i, b.BASE_ACTION] = 1
 
 
 @inlined
 def show(state, buffers, i, goes_on):
-    """Writes the observation after a step: the pending decision, or a blank one."""
+    """Writes the observation: the pending decision, or a blank one."""
     if goes_on:
         observe(state, buffers, i)
     else:
@@ -337,7 +337,8 @@ def _step(state, buffers, i, run_address):
         return True
     goes_on = advance(state, buffers, i, run_address, answer)
     update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
-    show(state, buffers, i, goes_on)
+    if goes_on:
+        observe(state, buffers, i)
     return goes_on
 
 
@@ -372,6 +373,14 @@ def begin(buffers_address, run_address, i):
     goes_on = advance(state, buffers, i, run_address, s.ASK)
     show(state, buffers, i, goes_on)
     return goes_on
+
+
+@jit(types.void(types.int64, types.int64, types.int64, types.int64))
+def look_on(buffers_address, run_address, i, end_ps):
+    """Observes the first decision after the window; a blank observation if none comes up before `end_ps`."""
+    buffers = buffers_at(buffers_address)
+    state, buffers.status[i, b.UNTIL_PS] = state_at(buffers.handles[i]), end_ps
+    show(state, buffers, i, advance(state, buffers, i, run_address, s.ASK))
 
 
 @inner

@@ -18,7 +18,7 @@ from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.base import DecisionEnv, box_actions, spaces_of
 from ooco_gym.envs.batch_step import BatchStep
-from ooco_gym.envs.buffers import OPEN
+from ooco_gym.envs.buffers import KIND, NO_KIND, OPEN
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.snapshots import Snapshots
@@ -242,32 +242,33 @@ class DecisionVectorEnv(VectorEnv):
         """Completes a step in which episodes may end or begin."""
         buffers, going = self.episodes.buffers, ~self._over
         resets = np.flatnonzero(self._over) if self.mode == AutoresetMode.NEXT_STEP else np.empty(0, int)
-        truncated, same = np.zeros(self.num_envs, bool), self.mode == AutoresetMode.SAME_STEP
-        truncated[ended] = True
+        over, same = np.zeros(self.num_envs, bool), self.mode == AutoresetMode.SAME_STEP
+        over[ended] = True
         if self._most is not None:
-            truncated |= going & (self._steps >= self._most)
+            over |= going & (self._steps >= self._most)
+        terminated = over & (buffers.status[:, KIND] == NO_KIND)
         rewards = np.where(going, buffers.reward_sums[:, r.TERM + _REWARD], 0.0)
-        told = going & ~truncated if same else going
+        told = going & ~over if same else going
         infos, illegal = self._infos(told), self.episodes.illegal()
         if illegal is not None:
             infos |= {"illegal_action": illegal & told, "_illegal_action": illegal & told}
-        for i in np.flatnonzero(truncated).tolist():
+        for i in np.flatnonzero(over).tolist():
             last = {"summary": self.summary(i)} if i in ended else {}
             if same:
                 last = {"final_obs": self._observed(self._copies(i)),
                         "final_info": self._last_info(i, illegal is not None and bool(illegal[i])) | last}
             infos = self._add_info(infos, last, i)
-        self._over |= truncated
-        buffers.status[truncated, OPEN] = 0
+        self._over |= over
+        buffers.status[over, OPEN] = 0
         if same:
-            resets = np.flatnonzero(truncated)
+            resets = np.flatnonzero(over)
         for i in resets:  # next-step mode: this step is their reset
             self._start(int(i), None)
         if len(resets):
             infos["action_mask"] = buffers.mask.copy()
             infos |= self._notes(resets)
         self._look()
-        return self._observed(self._copies()), rewards, np.zeros(self.num_envs, bool), truncated, infos
+        return self._observed(self._copies()), rewards, terminated, over & ~terminated, infos
 
     def _notes(self, begun: np.ndarray) -> dict[str, np.ndarray]:
         """The notes of episodes that have just begun, as information; empty if there are none."""

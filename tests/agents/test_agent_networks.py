@@ -160,7 +160,8 @@ def filled(elapsed_s, rewards, episode_starts, discount, trace):
     buffer = TimedRolloutBuffer(n, env.observation_space, env.action_space, "cpu", n_envs=1,
                                 discount_per_s=discount, gae_lambda_per_s=trace)
     buffer.reset()
-    buffer.rewards[:, 0], buffer.elapsed_s[:, 0] = rewards, elapsed_s
+    buffer.rewards[:, 0] = buffer.paid[:, 0] = rewards
+    buffer.elapsed_s[:, 0] = elapsed_s
     buffer.episode_starts[:, 0] = episode_starts
     buffer.values[:, 0] = np.arange(n)
     return buffer

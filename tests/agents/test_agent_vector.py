@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 import ooco_gym  # noqa: F401  registers the environments
 from agents.environments import SplitEpisodes, training_env
 from agents.learning.imitation import STEPS, steps_of
-from agents.learning.vector import GymnasiumVecEnv, RewardScale
+from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -69,18 +69,6 @@ def test_cartpole_steps_as_in_stable_baselines3s_own_vectoriser():
         ended += int(one[2].sum())
         cut += sum(info["TimeLimit.truncated"] for info in one[3])
     assert 0 < cut < ended
-
-
-def test_what_comes_after_an_end_is_judged_by_the_last_decisions_state():
-    env = RewardScale(native(2))
-    before, ended = env.reset(), 0
-    while ended < 2:
-        observations, _, dones, infos = env.step(np.ones(2, int))
-        for i in np.flatnonzero(dones):
-            last = infos[i]["terminal_observation"]
-            assert same(last, {key: part[i] for key, part in before.items()}) and last["decision"].any()
-            ended += 1
-        before = observations
 
 
 def test_the_double_steps_as_in_stable_baselines3s_own_vectoriser():

@@ -89,21 +89,26 @@ class Step(NamedTuple):
 
     observation: dict[str, np.ndarray]
     reward: float
+    terminated: bool
     truncated: bool
     info: dict[str, Any]
     action: Any = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode ends with it."""
+        return self.terminated or self.truncated
 
 
 def play(env: Any, choose: Callable[[Any], Any], seed: int = WINDOW[0], window: int = WINDOW[1],
          most: int = 1_000_000) -> list[Step]:
     """Plays a window by what `choose` answers to the environment; the first step is the reset."""
     observation, info = env.reset(seed=seed, options={"window": window})
-    steps = [Step(observation, 0.0, False, info)]
-    while not steps[-1].truncated and len(steps) <= most:
+    steps = [Step(observation, 0.0, False, False, info)]
+    while not steps[-1].over and len(steps) <= most:
         action = choose(env.unwrapped)
         observation, reward, terminated, truncated, info = env.step(action)
-        assert not terminated
-        steps.append(Step(observation, reward, truncated, info, action))
+        steps.append(Step(observation, reward, terminated, truncated, info, action))
     return steps
 
 
@@ -155,5 +160,5 @@ def digest(steps: list[Step]) -> str:
         for key in sorted(step.observation):
             sums.update(step.observation[key].tobytes())
         plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in step.info.items()}
-        sums.update(json.dumps([step.reward, step.truncated, plain], sort_keys=True).encode())
+        sums.update(json.dumps([step.reward, step.over, plain], sort_keys=True).encode())
     return sums.hexdigest()

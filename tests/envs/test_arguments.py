@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from episodes_in_short import IDS, SHORT, arguments, at_random, make, play
+from episodes_in_short import SHORT, arguments, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,18 +120,6 @@ def test_rule_action_refuses_what_is_no_policy(name):
 def test_arguments_under_which_no_decision_can_come_up_are_refused(name, changes, words):
     with pytest.raises(UserError, match=words):
         env_of(name, **changes)
-
-
-# --- The last mask of levels ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", IDS)
-def test_the_mask_after_the_end_has_the_size_of_the_action_space(name):
-    env = make(name)
-    last = play(env, at_random(3))[-1]
-    assert last.truncated and not last.observation["decision"].any()
-    whole = env.episodes.controls is not None
-    wanted = np.ones_like(last.info["action_mask"]) if whole else np.eye(len(env.action_masks()), dtype=np.int8)[1]
-    assert np.array_equal(last.observation["action_mask"], wanted)
-    assert np.array_equal(last.info["action_mask"], wanted) and np.array_equal(env.action_masks(), wanted.astype(bool))
 
 
 SHIPPED = load_yaml("env", "batching")

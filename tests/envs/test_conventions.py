@@ -117,7 +117,7 @@ def test_info_and_action_masks_have_the_same_mask(name):
         assert mask.dtype == np.int8 and mask.any()
         assert np.array_equal(mask, step.observation["action_mask"])
         assert env.observation_space.contains(step.observation)
-        if not step.truncated and env.episodes.controls is None:
+        if not step.terminated and env.episodes.controls is None:
             assert step.observation["decision"].sum() == 1.0
             shown = candidate_table(step.observation).any(axis=1)
             assert np.array_equal(shown, mask[2:] > 0), "every candidate shown may be taken, and no other"
@@ -181,10 +181,10 @@ def test_illegal_actions_do_what_the_base_policy_does(name):
     assert len(right) > 10
     for step in wrong[1:]:
         assert step.info.pop("illegal_action") is True
-    if wrong[-1].truncated:
+    if wrong[-1].over:
         assert wrong[-1].info["summary"].pop("illegal_actions") == len(wrong) - 1
     for one, other in zip(right, wrong, strict=True):
-        assert alike(one[:4], other[:4]), "and what is legal has neither"
+        assert alike(one[:5], other[:5]), "and what is legal has neither"
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -205,7 +205,7 @@ def test_steps_before_the_beginning_and_after_the_end_are_refused(name):
     env = make(name)
     with pytest.raises(UserError, match="before step"):
         env.step(1)
-    assert play(env, base_policy)[-1].truncated
+    assert play(env, base_policy)[-1].over
     with pytest.raises(UserError, match="the episode is over"):
         env.step(env.base_action())
 
@@ -231,7 +231,7 @@ def test_a_window_without_a_decision_is_one_step():
     """Nothing is evicted in a quiet window: there is a step all the same, as Gymnasium's loops expect."""
     steps = play(make("ooco_gym/Eviction-v1", scenario={"rate_scale": 0.001, "offline": {"mode": "rate", "rate": 0.1}}),
                  at_random(0))
-    assert [step.truncated for step in steps] == [False, True]
+    assert [step.terminated for step in steps] == [False, True]
     assert steps[0].info["action_mask"].tolist() == [0, 1] + [0] * 8
     assert steps[1].info["elapsed_s"] == 60.0
     assert steps[1].reward == steps[1].info["summary"]["reward_total"] > 0.0
