@@ -110,10 +110,17 @@ class DecisionEnv(gym.Env):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}
     id: ClassVar[str] = ""
     decisions: ClassVar[tuple[Decision, ...]] = ()
-    terms: ClassVar[tuple[Term, ...]] = ()  # reward terms beside the common ones
-    figures: ClassVar[tuple[Figure, ...]] = ()  # features of `cluster` beside the common ones
+    terms: ClassVar[tuple[Term, ...]] = ()  # reward terms beside the common ones, after those of the class extended
+    figures: ClassVar[tuple[Figure, ...]] = ()  # features of `cluster` beside the common ones, in the same way
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Adds the terms and features that a subclass names to those of the class that it extends."""
+        super().__init_subclass__(**keywords)
+        for name in ("terms", "figures"):
+            others = getattr(super(cls, cls), name)
+            setattr(cls, name, (*others, *(one for one in getattr(cls, name) if one not in others)))
 
     def __init__(self, *, render_mode: str | None = None, flat: bool = False, **arguments: Any) -> None:
         self.render_mode = render_mode

@@ -58,7 +58,6 @@ class RuleChoiceEnv(GatingEnv):
 
     id: ClassVar[str] = "ooco_gym/RuleChoice-v1"
     figures: ClassVar[tuple[Figure, ...]] = (
-        *GatingEnv.figures,
         Figure(Feature("prefill_share", "share", "linear", 0.5, 0.0, 1.0,
                        "prefill latency of a 1,024-token prompt on a relaxed instance, divided by the TTFT SLO"),
                prefill_share),

@@ -57,7 +57,8 @@ def arguments(name: str, scenario: Any = None, **changes: Any) -> dict[str, Any]
     return {"scenario": scenario, **SHORT, **SHORT_OF.get(name, {}), **changes}
 
 
-def _class_of(name: str) -> Any:
+def class_of(name: str) -> Any:
+    """The class of an environment."""
     module, _, found = ENVIRONMENTS[name].partition(":")
     return getattr(import_module(module), found)
 
@@ -65,7 +66,7 @@ def _class_of(name: str) -> Any:
 def refused(name: str, policy: str) -> str:
     """Why an environment has nothing to decide under a base policy; "" where it has."""
     params = {param.name for param in policy_of(policy).params}
-    decisions = {decision.name: decision for decision in _class_of(name).decisions}
+    decisions = {decision.name: decision for decision in class_of(name).decisions}
     if not set(load_yaml("env", short_name(name)).get("controls") or {}) <= params:
         return "no parameter"
     if "gate" in decisions and "gate_window" not in params:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import arguments, make, play
+from episodes_in_short import IDS, arguments, class_of, make, play
 
 from ooco_gym import UserError
 from ooco_gym.envs import imported, is_ours
@@ -101,6 +101,23 @@ def now_s(state, instance):
 
 def of_class(**attributes: Any) -> Any:
     return type("OwnEnv", (PrefillGateEnv,), attributes)(**arguments(COMMON))
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_own_terms_and_figures_add_to_those_of_any_environment(name: str) -> None:
+    """With the rewards of the environment's own file, whose terms a subclass keeps."""
+    extended = class_of(name)
+    mine = type("OwnEnv", (extended,), {"terms": (Term("seconds", now_s, weight=0.5),), "figures": (figure(),)})
+    env, plain = mine(**arguments(name)), make(name)
+    assert [one.name for one in mine.terms] == [*(one.name for one in extended.terms), "seconds"]
+    assert env.config.weights.tolist() == [*plain.config.weights, 0.5]
+    features = [one["name"] for one in plain.feature_tables()["cluster"]]
+    assert [one["name"] for one in env.feature_tables()["cluster"]] == [*features, "now"]
+    ours, theirs = (play(one, lambda env: env.base_action(), most=5) for one in (env, plain))
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        assert one.info["reward/seconds"] == pytest.approx(0.5 * one.info["elapsed_s"], abs=1e-6)
+        assert one.reward == pytest.approx(other.reward + one.info["reward/seconds"], abs=1e-9)
+        assert np.array_equal(one.observation["cluster"][:-1], other.observation["cluster"])
 
 
 def figure(**changes: Any) -> Figure:
