@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ooco_gym.errors import UserError
 from ooco_gym.version import __version__
 
-COMMAND_LINE = sys.orig_argv[1:3] == ["-m", "ooco_gym.cli"] or sys.argv[0].endswith("/ooco-gym")
+COMMAND_LINE = sys.orig_argv[1:3] == ["-m", "ooco_gym"] or sys.argv[0].endswith("/ooco-gym")
 if COMMAND_LINE and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `cli.main`: Ctrl-C during imports would print a traceback
 

@@ -35,7 +35,7 @@ def refused(folder: Path, *words: str) -> str:
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
-    command = [sys.executable, "-m", "ooco_gym.cli", *words, "out=OUT"]
+    command = [sys.executable, "-m", "ooco_gym", *words, "out=OUT"]
     ended = subprocess.run(command, cwd=folder, text=True, timeout=120,
                            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
                            capture_output=True, preexec_fn=bound, check=False)

@@ -78,6 +78,6 @@ def test_ctrl_c_among_imports_says_nothing(tmp_path: Path) -> None:
     """The command line has not begun to listen then."""
     (tmp_path / "gymnasium.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
-    ended = subprocess.run([sys.executable, "-m", "ooco_gym.cli"], env={**os.environ, "PYTHONPATH": path}, text=True,
+    ended = subprocess.run([sys.executable, "-m", "ooco_gym"], env={**os.environ, "PYTHONPATH": path}, text=True,
                            capture_output=True, timeout=60, check=False)
     assert ended.returncode == -signal.SIGINT and not ended.stderr, ended.stderr

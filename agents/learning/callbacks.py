@@ -26,6 +26,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
 
 REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
+SPARE = 1.1  # on predicted times
 
 
 class Stop(Exception):
@@ -61,40 +62,51 @@ class Interrupts:
 
 
 class Clock:
-    """Measures the seconds of learning inside its `with` block; validation counts apart.
+    """The wall time of a call of `train` that began at `begun`, of which at most `limit_s` is for all of it: set-up,
+    imitation, learning and validation, the last one included. Learning is the time inside its `with` block, less
+    validation."""
 
-    `max_wall_s` limits `learned_s`, so that two algorithms with the same limit learn for the same
-    time.
-    """
-
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, limit_s: float | None, begun: float) -> None:
         self.limit_s = None if limit_s is None else float(limit_s)
-        self.validation_s = 0.0
-        self._begun: float | None = None
+        self.begun, self.validation_s = begun, 0.0
+        self.rollout_s = self.once_s = 0.0  # of the latest rollout and validation; 0: none yet
+        self.expired = False  # whether it ended learning
+        self._learning: float | None = None
         self._ended: float | None = None
 
     def __enter__(self) -> Clock:
-        self._begun = time.perf_counter()
+        self._learning = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended = time.perf_counter()
+        self._ended = time.monotonic()
 
     @contextmanager
     def validating(self) -> Iterator[None]:
         """Counts the time within as validation."""
-        before = time.perf_counter()
+        before = time.monotonic()
         try:
             yield
         finally:
-            self.validation_s += time.perf_counter() - before
+            self.once_s = time.monotonic() - before
+            self.validation_s += self.once_s
+
+    @property
+    def used(self) -> float:
+        """The share of the limit that has passed; 0 without a limit."""
+        return (time.monotonic() - self.begun) / self.limit_s if self.limit_s else 0.0
+
+    def fits(self, more_s: float = 0.0) -> bool:
+        """Whether `more_s` seconds fit into the limit beside another rollout and the validation of what it learns."""
+        after_s = SPARE * (more_s + self.rollout_s + self.once_s)
+        return self.limit_s is None or self.used * self.limit_s + after_s < self.limit_s
 
     @property
     def learned_s(self) -> float:
         """Seconds of learning so far, without validation."""
-        if self._begun is None:
+        if self._learning is None:
             return 0.0
-        return (time.perf_counter() if self._ended is None else self._ended) - self._begun - self.validation_s
+        return (time.monotonic() if self._ended is None else self._ended) - self._learning - self.validation_s
 
 
 class Callback(BaseCallback):
@@ -238,15 +250,15 @@ class CheckpointAndStopCallback(_Periodic):
                  interrupts: Interrupts, clock: Clock) -> None:
         super().__init__(every_steps)
         self._keep, self._interrupts, self._every_s, self._clock = keep, interrupts, every_s, clock
-        self.expired = False
         self._before: float | None = None
         self._kept, self._took_s = time.monotonic(), 0.0
 
     def _on_rollout_start(self) -> None:
-        now, limit_s = self._clock.learned_s, self._clock.limit_s
-        last = 0.0 if self._before is None else now - self._before  # expected duration of the next rollout
-        self.expired = limit_s is not None and now + last >= limit_s
-        if self._interrupts.asked or (self.expired and self._before is not None):
+        now = self._clock.learned_s
+        if self._before is not None:
+            self._clock.rollout_s = now - self._before
+        self._clock.expired = self._before is not None and not self._clock.fits()
+        if self._interrupts.asked or self._clock.expired:
             raise Stop
         self._before = now
         if self._is_due():
@@ -296,9 +308,14 @@ class Validation(_Periodic):
             self.validate()
 
     def _on_rollout_start(self) -> None:
-        if self._is_due():
+        # With a limit the first comes after half of it at the latest: the last one needs a time to reckon with.
+        if (self._is_due() or (not self._clock.once_s and self._clock.used > 0.5)) and (
+                self._clock.fits(self._clock.once_s)):
             self.validate()
             self._count_anew()  # afterwards: an interrupted validation stays pending
+            if not self._clock.fits():
+                self._clock.expired = True
+                raise Stop
 
     def validate(self) -> None:
         """Runs the validation windows now, and saves the policy if it is the best."""
@@ -365,7 +382,7 @@ class Checkpoints(_Periodic):
 
 
 class Progress(Callback):
-    """Shows training progress: the larger share of the allowed decisions and learning time."""
+    """Shows training progress: the larger share of the allowed decisions and time."""
 
     def __init__(self, total: int, clock: Clock) -> None:
         super().__init__()
@@ -382,10 +399,7 @@ class Progress(Callback):
 
     def _on_step(self) -> bool:
         if self.n_calls % 32 == 0:
-            share = self.num_timesteps / self._total
-            if self._clock.limit_s:
-                share = max(share, self._clock.learned_s / self._clock.limit_s)
-            percent = 100.0 * min(share, 1.0)
+            percent = 100.0 * min(max(self.num_timesteps / self._total, self._clock.used), 1.0)
             self._bar.text(f"training: {self.num_timesteps:,} decisions")
             self._bar.advance(percent - self._shown)
             self._shown = percent

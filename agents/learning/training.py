@@ -39,12 +39,12 @@ def learn(config: dict[str, Any], out: Path, resumed: bool, started: float) -> d
     torch.set_num_threads(int(config.get("threads") or 1))
     state = read_state(config) if resumed else None
     with ExitStack() as opened:
-        training = Training(config, out, state, opened)
+        training = Training(config, out, state, opened, started)
         training.open()
         training.watch()
         training.learn()
         training.save()
-    return training.summary(started)
+    return training.summary()
 
 
 class Training:
@@ -55,13 +55,15 @@ class Training:
         out: the run's folder.
         state: the saved state of a resumed run; None for a new one.
         opened: closes what is opened.
+        started: when the call began, on the monotonic clock.
     """
 
-    def __init__(self, config: dict[str, Any], out: Path, state: dict[str, Any] | None, opened: ExitStack) -> None:
+    def __init__(self, config: dict[str, Any], out: Path, state: dict[str, Any] | None, opened: ExitStack,
+                 started: float) -> None:
         self.config, self.out, self.state, self.opened = config, out, state, opened
         self.agent, self.seed = plain(config["agent"]), int(config["seed"])
         self.logging = checked_logger(config.get("logger"))
-        self.clock, self.interrupts = cb.Clock(config.get("max_wall_s")), cb.Interrupts()
+        self.clock, self.interrupts = cb.Clock(config.get("max_wall_s"), started), cb.Interrupts()
         self.imitated_as: dict[str, Any] | None = None
         self.preparation_s = 0.0
 
@@ -77,7 +79,7 @@ class Training:
             self.env.reset()
             if self.config.get("overwrite"):
                 runs.clear(self.out)
-        self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
+        self.ready = time.monotonic()  # imports and compiling are over
         with atomic_write(self.out / runs.CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
         known = None if self.state is None else int(self.model.num_timesteps)
@@ -190,10 +192,10 @@ class Training:
             cb.save(self.model, self.out / runs.POLICY_FILE)
         self.logger.dump(self.model.num_timesteps)
 
-    def summary(self, started: float) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The summary of the run; seconds, and decisions per second, are those of this call."""
         stopped = "total_timesteps"
-        if self.interrupts.asked or self.checkpoint_and_stop.expired:
+        if self.interrupts.asked or self.clock.expired:
             stopped = "interrupt" if self.interrupts.asked else "max_wall_s"
         decisions, learning_s = int(self.model.num_timesteps) - self.begun_at, self.clock.learned_s
         validation = self.validation
@@ -202,7 +204,7 @@ class Training:
             "timesteps": int(self.model.num_timesteps), "resumed": self.state is not None, "stopped_by": stopped,
             **({"signal": self.interrupts.signal.name} if stopped == "interrupt" else {}),
             "episodes": self.metrics.episodes, "updates": int(self.model._n_updates),
-            "wall_s": time.monotonic() - started, "setup_wall_s": self.ready - started,
+            "wall_s": time.monotonic() - self.clock.begun, "setup_wall_s": self.ready - self.clock.begun,
             "preparation_wall_s": self.preparation_s, "validation_wall_s": self.clock.validation_s,
             "learning_wall_s": learning_s, "decisions": decisions,
             "decisions_per_s": decisions / max(learning_s, 1e-9),

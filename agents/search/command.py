@@ -57,7 +57,7 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
     require("search")
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    found = Search({**config, "agent": agent}, out, resumed)
+    found = Search({**config, "agent": agent}, out, resumed, started)
     if not resumed:
         if config.get("overwrite"):
             clear(out)

@@ -93,6 +93,7 @@ class Field:
             latest[condition] = configs[condition].window(seed, number).resolve(like=latest[condition])
             scenarios.append(latest[condition])
         self.population = Population(scenarios, threads)
+        self.window_s = 0.0  # wall time of one of its windows, lately
 
 
 class Search:
@@ -102,9 +103,10 @@ class Search:
         config: of the command, with its checked part `agent` (`agents.search.command.checked`).
         out: the run's folder.
         resumed: continues the search in that folder.
+        started: when the call began, on the monotonic clock; `max_wall_s` counts from then, to the end of the summary.
     """
 
-    def __init__(self, config: Mapping[str, Any], out: Path, resumed: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], out: Path, resumed: bool, started: float) -> None:
         agent = config["agent"]
         self.config, self.agent, self.out, self.seed = config, agent, out, int(config["seed"])
         self.policy = get_policy(agent["policy"])
@@ -116,9 +118,9 @@ class Search:
         self.steps = rungs(int(agent["windows"]), int(agent["halving"]["first"]), float(agent["halving"]["keep"]),
                            len(self.names))
         self.stopped_by, self.signal = "", {}  # and by which signal
-        self.playing_s, self.played, self._window_s = 0.0, 0, 0.0  # seconds of simulation, and windows, of this call
+        self.playing_s, self.played = 0.0, 0  # seconds of simulation, and windows, of this call
         limit = config["max_wall_s"]
-        self.until = math.inf if limit is None else time.monotonic() + float(limit)
+        self.until = math.inf if limit is None else started + float(limit)
         self._bar: Bar = Bar()
         self._share = 0.0  # progress of a generation by one window
 
@@ -149,11 +151,11 @@ class Search:
         found = field_.population.play([self.space.candidate(one) for one in numbers],
                                        None if places is None else places.tolist(),
                                        lambda: self._bar.advance(self._share),
-                                       lambda: limited and time.monotonic() > self.until, refuse=bool(numbers.any()))
+                                       lambda: limited and not self._fits(0), refuse=bool(numbers.any()))
         taken_s = time.monotonic() - started
         self.playing_s, self.played = self.playing_s + taken_s, self.played + found.size
         latest = taken_s / found.size
-        self._window_s = latest if self._window_s == 0.0 else 0.5 * (self._window_s + latest)
+        field_.window_s = latest if field_.window_s == 0.0 else 0.5 * (field_.window_s + latest)
         return found
 
     def play_whole(self, numbers: np.ndarray) -> list[np.ndarray]:
@@ -271,13 +273,10 @@ class Search:
         return values, outcome, left
 
     # --- Validation --------------------------------------------------------------------------------------------------
-    def _validate(self, limited: bool = True) -> None:
+    def _validate(self) -> None:
         """Runs the best candidate since the last validation and the mean of the distribution on
         validation windows. Keeps one that is better than the best so far, and on training windows
         not behind the default.
-
-        Raises:
-            Stopped: the time is over.
         """
         memory = self.memory
         if memory.contender is None or memory.method is None:
@@ -285,8 +284,8 @@ class Search:
         assert memory.judged is not None
         numbers = np.stack([memory.contender[1], memory.method.mean])
         self._share = 0.0
-        own = self.play(self.training, numbers, limited=limited)
-        held = self.play(self.validation, numbers, limited=limited)
+        own = self.play(self.training, numbers, limited=False)
+        held = self.play(self.validation, numbers, limited=False)
         memory.played += own.size + held.size
         row, better = memory.rows[-1], False
         for name, one, mine, other in zip(("best", "mean"), numbers, own, held, strict=True):
@@ -339,21 +338,24 @@ class Search:
                 self.signal = signal_of(error) if isinstance(error, KeyboardInterrupt) else {}
             if self.stopped_by != "interrupt" and self.memory.contender is not None:
                 bar.text("validating")
-                self._validate(limited=False)
+                self._validate()
                 checkpoints.write(self)
                 if log is not None:
                     log(self)
 
+    def _fits(self, windows: int) -> bool:
+        """Whether training windows fit into the time, beside a validation of two candidates and the kept one's run."""
+        whole_s = sum(len(one.conditions) * one.window_s for one in (self.training, self.validation))
+        return time.monotonic() + SPARE * (windows * self.training.window_s + 3 * whole_s) < self.until
+
     def _over(self) -> bool:
-        """Whether the budget is used up; a generation starts only if its validation fits, too."""
+        """Whether the budget is used up; a generation starts only if all that follows it fits, too."""
         total = self.agent["generations"]
-        windows = self._windows_of(self._population())
-        windows += 2 * (len(self.training.conditions) + len(self.validation.conditions))
         if self.stopped_by:
             return True
         if total is not None and self.memory.generation >= int(total):
             self.stopped_by = "generations"
-        elif time.monotonic() + SPARE * windows * self._window_s > self.until:
+        elif not self._fits(self._windows_of(self._population())):
             self.stopped_by = "max_wall_s"
         return bool(self.stopped_by)
 

@@ -102,7 +102,7 @@ REMOVED = {**dict.fromkeys(
            "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
            "sweep": "a sweep prints its table at its end; pandas.read_parquet('FOLDER/sweep.parquet') has all metrics",
            "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's parameters on whole episodes",
-           "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",
+           "bench decisions": "'python -m cProfile -m ooco_gym simulate policy=NAME' says where time goes",
            "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, a "
                      "sweep (-m) prints its table",
            "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "

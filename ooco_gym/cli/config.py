@@ -293,12 +293,14 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     if key not in known and last in FORMER["key"]:
         raise unknown("key", last, known)
     if key not in known and not (plus and isinstance(above, Mapping)):
-        keys = [one for one in known if one.startswith("hydra.") == is_hydra and one != "hydra"]
+        keys = [one for one in known if one.startswith("hydra.") == is_hydra and one not in ("hydra", "positional")]
         alike = [one for one in keys if not parent and one.rpartition(".")[2] == last]
         shortest = min(alike, key=lambda one: one.count("."), default="")
-        close = f" (did you mean '{shortest}'?)" if shortest else nearest(key, keys)
-        top = ", ".join(sorted(one for one in keys if "." not in one and one != "positional"))
-        raise UserError(f"{command.name} has no key '{key}'{close or f'; its keys: {top}'}")
+        group = parent if isinstance(above, Mapping) else ""
+        here = [one for one in keys if one.rpartition(".")[0] == group]
+        close = f" (did you mean '{shortest}'?)" if shortest else nearest(key, here if group else keys)
+        listed = f"; its keys: {', '.join(sorted(here))}"
+        raise UserError(f"{group or command.name} has no key '{key}'{close or listed}")
     values = [] if override.is_delete() else [parse(f"key={text}").value() for text in values_of(override)]
     for value in values:
         if not is_hydra:

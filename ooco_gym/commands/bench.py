@@ -250,7 +250,7 @@ def measure_learning(options: dict[str, Any]) -> dict[str, Any]:
 def _learned(name: str, env: str) -> dict[str, float]:
     """Returns decisions per second of learning."""
     with tempfile.TemporaryDirectory() as out:
-        train = [sys.executable, "-m", "ooco_gym.cli", "train", f"env={env}", f"total_timesteps={LEARNED}",
+        train = [sys.executable, "-m", "ooco_gym", "train", f"env={env}", f"total_timesteps={LEARNED}",
                  "validation.windows=0", "resumable=false", f"out={out}/run"]
         subprocess.run(train, check=True, stdout=sys.stderr)
         with open(f"{out}/run/summary.json", encoding="utf-8") as file:

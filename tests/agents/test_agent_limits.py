@@ -35,14 +35,28 @@ def test_native_windows_are_those_of_single_environments():
     assert told == [(done, 6) for done in range(7)]
 
 
-def test_the_limit_counts_learning_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(callbacks, "play", slowly)
-    summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=1.0, checkpoint_every_steps=None,
-                                      validation={"windows": 2, "every_steps": 75, "violation_limit": 0.03},
-                                      agent={"imitate": SLOW}))
+@pytest.mark.parametrize("every_steps", [75, 10**9], ids=["validation often", "validation at the end alone"])
+def test_the_limit_covers_set_up_imitation_learning_and_the_last_validation(tmp_path, monkeypatch, every_steps):
+    """It covered learning alone: `max_wall_s=200` took 289 s."""
+    now = [0.0]
+
+    def ticking():
+        now[0] += 0.01
+        return now[0]
+
+    def played(*args, **named):
+        now[0] += 20.0
+        return play(*args, **named)
+
+    monkeypatch.setattr(time, "monotonic", ticking)
+    monkeypatch.setattr(callbacks, "play", played)
+    summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=100.0, checkpoint_every_steps=None,
+                                      validation={"windows": 2, "every_steps": every_steps, "violation_limit": 0.03},
+                                      agent={"imitate": SLOW} if every_steps == 75 else {}))
     assert summary["stopped_by"] == "max_wall_s"
-    assert 0.5 <= summary["learning_wall_s"] <= 1.5
-    assert summary["validation_wall_s"] >= 0.2 * len(summary["validation"])
+    assert 70.0 < summary["wall_s"] <= 100.0
+    assert summary["validation"][-1]["timesteps"] == summary["timesteps"], "what was learned last is judged"
+    assert len(summary["validation"]) > 1 and summary["validation_wall_s"] >= 20.0 * len(summary["validation"])
 
 
 def slowly(*args, **named):
@@ -92,7 +106,7 @@ def test_the_state_is_kept_by_the_clock_too():
 
     kept = []
     callback = callbacks.CheckpointAndStopCallback(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False),
-                                                   callbacks.Clock(None))
+                                                   callbacks.Clock(None, time.monotonic()))
     callback._on_rollout_start()
     assert not kept
     time.sleep(0.06)

@@ -177,7 +177,8 @@ def test_windows_are_those_that_evaluate_plays():
     games = windows([1000, 1001], 4)
     expected = play_heuristic(env, "deadline:tpot_share=0.8", games)
     settings_ = config("unused")
-    search = Search({**settings_, "env": env, "agent": checked(settings_)}, None, resumed=False)
+    search = Search({**settings_, "env": env, "agent": checked(settings_)}, None, resumed=False,
+                    started=time.monotonic())
     field = search.training
     assert field.games[:4] == [(1000 + i, 0) for i in range(4)]
     by_game = {(one["seed"], one["window"]): one["summary"] for one in expected}
@@ -329,6 +330,25 @@ def test_the_time_limit_ends_a_search_within_a_generation_and_it_goes_on_after(t
     done = report["generations"]
     longer = train.main({**config(tmp_path / "short", generations=done + 1), "resume": str(tmp_path / "short")})
     assert longer["generations"] == done + 1
+
+
+def test_the_time_limit_covers_the_last_validation_and_the_table_of_the_kept_policy(tmp_path, monkeypatch):
+    now, played = [0.0], Population.play
+
+    def ticking():
+        now[0] += 1e-4
+        return now[0]
+
+    def slowly(self, candidates, places=None, *args, **named):
+        now[0] += len(candidates) * (len(self.windows) if places is None else len(places))  # a second a window
+        return played(self, candidates, places, *args, **named)
+
+    monkeypatch.setattr(time, "monotonic", ticking)
+    monkeypatch.setattr(Population, "play", slowly)
+    report = train.main(config(tmp_path, generations=None, max_wall_s=150.0,
+                               validation={"windows": 4, "every": 2, "patience": 99}))
+    assert report["stopped_by"] == "max_wall_s" and report["generations"] > 1 and report["changed"]
+    assert 75.0 < report["wall_s"] <= 150.0
 
 
 def test_conditions_play_other_loads_and_clusters(tmp_path):

@@ -20,6 +20,8 @@ MISTAKES = [
     (["play", "knife.blade.lenght_cm=1"], ["'knife.blade.lenght_cm'", "'knife.blade.length_cm'"]),
     (["play", "length_cm=1"], ["'length_cm'", "'knife.blade.length_cm'"]),
     (["play", "zzzzzz=1"], ["has no key 'zzzzzz'", "its keys: ", "knife"]),
+    (["play", "knife.zzzzzz=1"], ["knife has no key 'knife.zzzzzz'; its keys: knife.blade, knife.sharp"]),
+    (["play", "knife.knif=1"], ["its keys: knife.blade"]),
     (["play", "seed.x=1"], ["has no key 'seed.x'"]),
     (["play", "+new=1"], ["has no key 'new'"]),
     (["play", "~sed"], ["has no key 'sed'", "'seed'"]),

@@ -54,7 +54,7 @@ def {name}(cfg):
 def test_a_full_disk_is_said_and_what_was_written_stays(toy: SimpleNamespace) -> None:
     (toy.site / "toy_commands" / "functions.py").write_text(FULL.format(name="quiet"))
     (toy.site / "toy_commands" / "conf" / "quiet.yaml").write_text("# ooco-gym quiet: fills the disk.\nout: null\n")
-    done = subprocess.run([sys.executable, "-m", "ooco_gym.cli", "quiet", "out=there"], cwd=toy.cwd, text=True,
+    done = subprocess.run([sys.executable, "-m", "ooco_gym", "quiet", "out=there"], cwd=toy.cwd, text=True,
                           stderr=subprocess.PIPE, check=False)
     where = toy.cwd / "there"
     said = f"error: cannot write '{where / 'next'}': No space left on device; make room, or choose another out\n"
@@ -72,7 +72,7 @@ def test_names_in_utf_8_where_the_locale_knows_ascii_alone(tmp_path: Path) -> No
                    "PYTHONPATH": str(Path(__file__).parents[2])}
     for words in (["simulate", "policy=größe ç/regel.yaml", "workload.path=größe ç/spur.csv"],
                   ["compare", "policies=[größe ç/regel.yaml,base_pd]", "seeds=1", "duration_s=5"]):
-        ended = subprocess.run([sys.executable, "-m", "ooco_gym.cli", *words, "out=größe ç/A"], cwd=tmp_path,
+        ended = subprocess.run([sys.executable, "-m", "ooco_gym", *words, "out=größe ç/A"], cwd=tmp_path,
                                env=environment, capture_output=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr.decode()
         assert (folder / "A" / "summary.json").is_file()

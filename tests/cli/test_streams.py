@@ -25,7 +25,7 @@ def {name}(cfg):
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "ooco_gym.cli", *words]
+    return [sys.executable, "-m", "ooco_gym", *words]
 
 
 def test_a_locale_of_ascii_alone_is_no_traceback(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_worker_that_is_killed_loses_what_it_was_at_alone(toy: SimpleNamespace
     whole = functions.read_text()
     functions.write_text(whole.replace("    if values[\"fail\"]", "    if values[\"seed\"] == 2:\n"
                                        "        os.kill(os.getpid(), 9)\n    if values[\"fail\"]", 1))
-    words = [sys.executable, "-m", "ooco_gym.cli", "play", "-m", "seed=range(0,4)", "out=sweep",
+    words = [sys.executable, "-m", "ooco_gym", "play", "-m", "seed=range(0,4)", "out=sweep",
              "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     done = subprocess.run(words, cwd=toy.cwd, text=True, capture_output=True, check=False)
     assert done.returncode == 2 and "points are not done; the same command goes on with them" in done.stderr

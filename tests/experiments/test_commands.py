@@ -195,6 +195,12 @@ def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():
     assert all(row["rate"] > 0 for row in found["results"])
 
 
+@pytest.mark.parametrize("command", ["simulate", "compare", "capacity", "plan"])
+def test_every_command_that_plays_a_scenario_takes_the_same_times(command):
+    """`compare` and `capacity` had no `warmup_s`."""
+    assert {"duration_s", "warmup_s", "drain_s", "start_s"} <= set(load_yaml("", command))
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["simulate", "policy=oco"], "did you mean 'ooco'"),
     (["simulate", *LOAD, "offline.rate=-1"], "offline.rate"),

@@ -1,4 +1,4 @@
-"""`python -m ooco_gym.cli` is `ooco-gym`."""
+"""`python -m ooco_gym` is `ooco-gym`."""
 
 from __future__ import annotations
 
