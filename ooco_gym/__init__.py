@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.beside import Beside, load
 from ooco_gym.errors import UserError
 from ooco_gym.version import __version__
 
@@ -45,12 +46,13 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     if name == "evaluate":  # in a layer above this package, in the module of this command
         (command,) = entry_points(group="ooco_gym.commands", name=name)
-        return getattr(import_module(command.module), name)
+        return getattr(load(command.module), name)
     if name in _MODULES:
         return import_module(f"ooco_gym.{name}")
     raise AttributeError(f"module 'ooco_gym' has no attribute '{name}'")
 
 
+sys.meta_path.append(Beside())
 try:
     import ooco_gym.envs  # noqa: F401 - registers the environments
 except ModuleNotFoundError as missing:  # an engine that runs `ooco_gym.runtime` needs no Gymnasium

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from ooco_gym.beside import PACKAGES
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError
 
@@ -25,7 +26,6 @@ WORD = "code"  # `code=mine.py` only names Python
 NAMED = "OOCO_GYM_CODE"  # environment variable with the named code, for worker processes; unset outside commands
 DATA = "policy.yaml"  # file name of policies written by commands
 _DATA_KEYS = ("name", "target")  # keys that name a figure, a claim or a result
-_OURS = ("agents", "baselines", "experiments", "ooco_gym")
 _BETWEEN = re.compile(r"[,=:\[\]{}'\"]+")
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
 
@@ -78,7 +78,7 @@ def check(code: str, where: str, data: bool = False, called: bool = False) -> No
     code = os.path.realpath(code) if code.endswith(".py") else code
     named = os.environ.get(NAMED)
     free = named is None and not data and not _READING.get()
-    if free or code.partition(".")[0] in _OURS or code in json.loads(named or "[]"):
+    if free or code.partition(".")[0] in (*PACKAGES, "ooco_gym") or code in json.loads(named or "[]"):
         return
     if not called and _is_loaded(code):
         return

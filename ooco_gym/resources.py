@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ooco_gym.beside import ROOT
 from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
 
@@ -20,18 +19,9 @@ _KEPT: dict[tuple[str, Path], tuple[dict[Path, str | None], dict[str, Any]]] = {
 """By group and file: (files read with their versions, content)."""
 
 
-@lru_cache(maxsize=1)
 def conf_root() -> Path:
-    """Returns the folder of our `conf` package.
-
-    Raises:
-        UserError: another project's package `conf` shadows ours.
-    """
-    root = Path(str(resources.files("conf")))
-    if not (root / "protocol" / "default.yaml").is_file():
-        raise UserError(f"the package 'conf' found at '{root}' is not ooco-gym's: another package shadows it; "
-                        "run from another folder or uninstall that package")
-    return root
+    """Returns the folder of our `conf` package."""
+    return ROOT / "conf"
 
 
 def names(group: str) -> list[str]:

@@ -59,14 +59,6 @@ def test_list_of_commands_needs_no_heavy_import(tmp_path: Path) -> None:
     assert run(sys.executable, "-c", script, cwd=tmp_path).stdout.endswith("[]\n")
 
 
-def test_another_package_named_conf(tmp_path: Path) -> None:
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "__init__.py").write_text("")
-    done = run(sys.executable, "-m", "ooco_gym", "simulate", cwd=tmp_path, code=2)    # -m puts cwd first
-    assert f"the package 'conf' found at '{tmp_path / 'conf'}' is not ooco-gym's" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from this tree."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ooco_gym import beside
 from ooco_gym.cli.commands import PLAIN
 from ooco_gym.cli.config import one_line
 from ooco_gym.documents import read_mapping
@@ -115,7 +115,7 @@ class Task:
 def load(function: str) -> Any:
     """Imports and returns `module:function`."""
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(beside.load(module), name)
 
 
 def unwrap(cfg: DictConfig, out: str) -> DictConfig:

@@ -32,6 +32,7 @@ from typing import Any
 
 import yaml
 
+from ooco_gym.beside import load
 from ooco_gym.documents import parse_yaml
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.own_code import DATA, check
@@ -116,7 +117,7 @@ def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
     if path:
         check(module, where, data)
     try:
-        found = getattr(import_module(module), wanted or "policy", None)
+        found = getattr(load(module), wanted or "policy", None)
     except ModuleNotFoundError as error:
         raise UserError(f"{where}: module={values['module']} cannot be imported: {error}") from error
     if not isinstance(found, Policy):
