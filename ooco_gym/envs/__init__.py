@@ -31,14 +31,30 @@ _CLASSES = {
     "RuleChoice-v1": "rule_choice:RuleChoiceEnv", "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Maps ids of this package's environments to `module:class`."""
-# Ids of earlier versions, whose observations differ, and their present names.
-_FORMER = {
-    "Admission-v0": "Admission-v1", "Batching-v0": "Batching-v1", "Colocation-v0": "Colocation-v1",
-    "Control-v0": "OnlineTuning-v1", "Eviction-v0": "Eviction-v1", "EvictionPredicted-v0": "EvictionPredicted-v1",
-    "Gating-v0": "PrefillGate-v1", "Gating-v1": "Gating-v2", "Migration-v0": "Migration-v1",
-    "MigrationPredicted-v0": "MigrationPredicted-v1", "Packing-v0": "Packing-v1", "Preemption-v0": "Interruption-v1",
-    "Reclaiming-v0": "PreemptionVictim-v1", "Routing-v0": "Routing-v1", "Serving-v0": "Serving-v1"}
-FORMER = {f"ooco_gym/{old}": f"ooco_gym/{now}" for old, now in _FORMER.items()}
+# Ids of earlier versions that have another name now. Gymnasium names the newest version of a name itself.
+FORMER = {f"ooco_gym/{old}-v0": f"ooco_gym/{now}-v1" for old, now in (
+    ("Control", "OnlineTuning"), ("Gating", "PrefillGate"), ("Preemption", "Interruption"),
+    ("Reclaiming", "PreemptionVictim"))}
+
+
+class _Name(str):
+    """The name of Gating in Gymnasium's registry. `gym.make` compares it with the name that it
+    looks for; a former one raises there, because all that is registered is listed."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if not str.__eq__(self, other):
+            _refuse_former(f"ooco_gym/{other}-v0")
+        return str.__eq__(self, other)
+
+
+class _Version(int):
+    """The version of Gating, which `gym.make` compares with an older one in the same way."""
+
+    def __gt__(self, other: int) -> bool:
+        _refuse_former(f"ooco_gym/Gating-v{other}")
+        return int.__gt__(self, other)
 
 
 def register_all() -> None:
@@ -46,16 +62,15 @@ def register_all() -> None:
     environment."""
     for env_id, entry_point in ENVIRONMENTS.items():
         add(env_id, entry_point)
-    for env_id in FORMER:
-        if env_id not in gym.registry:
-            gym.register(id=env_id, entry_point=f"{__name__}:_former", vector_entry_point=f"{__name__}:_former",
-                         kwargs={"former": env_id})
+    gating = gym.registry["ooco_gym/Gating-v2"]
+    gating.name, gating.version = _Name(gating.name), _Version(gating.version or 0)
 
 
-def _former(former: str, **_: Any) -> Any:
+def _refuse_former(env_id: str) -> None:
     """Raises UserError with the present name of an environment of an earlier version."""
-    raise UserError(f"the environment '{former}' is now '{FORMER[former]}': each decision has its own candidate table "
-                    "and no action occurs twice; retrain policies of earlier versions")
+    if env_id in FORMER:
+        raise UserError(f"the environment '{env_id}' is now '{FORMER[env_id]}': each decision has its own candidate "
+                        "table and no action occurs twice; retrain policies of earlier versions")
 
 
 def add(env_id: str, entry_point: str) -> None:
@@ -87,8 +102,7 @@ def imported(name: str) -> str:
         UserError: no such file or module, or another module has the file's name.
     """
     register_all()
-    if name in FORMER:
-        _former(name)
+    _refuse_former(name)
     module, _, env_id = name.rpartition(":")
     if module and module not in sys.modules:  # a loaded one runs nothing again
         check(module, f"environment '{name}'")

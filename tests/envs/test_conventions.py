@@ -237,11 +237,26 @@ def test_a_window_without_a_decision_is_one_step():
     assert steps[1].reward == steps[1].info["summary"]["reward_total"] > 0.0
 
 
+@pytest.mark.parametrize("make_one", [gym.make, gym.make_vec])
 @pytest.mark.parametrize(("former", "now"), [*FORMER.items()])
-def test_former_ids_say_what_they_are_called_now(former, now):
+def test_former_ids_say_what_they_are_called_now(former, now, make_one):
     with pytest.raises(UserError, match=f"is now '{now}'"):
-        gym.make(former)
+        make_one(former)
     assert now in ENVIRONMENTS
+
+
+@pytest.mark.filterwarnings("ignore:.*is out of date")
+@pytest.mark.parametrize("now", IDS)
+def test_earlier_versions_say_which_one_there_is_now(now):
+    former = f"{now[:-1]}{int(now[-1]) - 1}"
+    with pytest.raises(UserError if former in FORMER else gym.error.DeprecatedEnv, match=FORMER.get(former, now)):
+        gym.make(former)
+
+
+def test_only_environments_that_can_be_made_are_listed():
+    listed = [one for one in gym.registry if one.startswith("ooco_gym/")]
+    printed = gym.pprint_registry(disable_print=True).split()
+    assert sorted(listed) == sorted(ENVIRONMENTS) == sorted(one for one in printed if one.startswith("ooco_gym/"))
 
 
 @pytest.mark.parametrize(("former", "now"), [*FORMER_NAMES["environment"].items()])
