@@ -142,8 +142,9 @@ def rows_of(entries: Sequence[Entry], baselines: Sequence[str], budget: float,
         last = {policy: entry for (policy, _), entry in mine.items()}  # the tuned one, which follows the default
         base = max((last[name] for name in baselines),
                    key=lambda one: one.found.total_tokens_per_s)
-        block = [{**_row(entry, base, budget), "lead": _lead(last[lead], entry) if lead else None}
-                 for entry in mine.values()]
+        best = max(mine.values(), key=lambda one: one.found.total_tokens_per_s)
+        block = [{**_row(entry, base, budget), "lead": _lead(last[lead], entry) if lead else None,
+                  "behind": _lead(best, entry)} for entry in mine.values()]
         rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_total_tokens_per_s"]["mean"]))
     return rows
 

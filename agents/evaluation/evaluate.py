@@ -96,7 +96,9 @@ def main(cfg: Any) -> dict[str, Any]:
               for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
     notes = notes_of(env, entrants, seeds)
-    for note in notes:
+    alone = [f"seeds={asked} is seed {asked} alone; several are a list, such as seeds=[1,2,3], which is what a number "
+             "means in compare, capacity and plan"] * is_whole(asked)
+    for note in (*notes, *alone):
         warnings.warn(note, UserWarning, stacklevel=2)
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,8 @@ from ooco_gym.metrics.crossed import (
     iqm,
     probability_of_improvement,
 )
-from ooco_gym.metrics.statistics import ADVISED_SEEDS
+from ooco_gym.metrics.crossed import mean as whole_mean
+from ooco_gym.metrics.statistics import ADVISED_SEEDS, apart
 from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
 
 CONFIDENCE = 0.95
@@ -34,7 +35,6 @@ METRICS: dict[str, tuple[str | None, bool]] = {
     "wasted_tokens_per_s": ("wasted_tokens_per_s", False),
 }
 HEADLINE = "offline_reference_gpu_s_per_s"
-SAME = 1e-9  # relative difference of service below which policies share a rank
 _SERVICE = (HEADLINE, "offline_output_tokens_per_s")
 Records = Sequence[Mapping[str, Any]]
 
@@ -131,7 +131,6 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
     highest = {row["policy"]: row["ci_high"] for row in results if row["metric"] == "violation_rate"}
     limits = {policy: upper_violation_limit(records, highest[policy]) for policy, records in played.items()}
     feasible = {policy: limit is not None and limit <= VIOLATION_LIMIT for policy, limit in limits.items()}
-    service = {policy: float(values(records, HEADLINE).mean()) for policy, records in played.items()}
     ranked = [policy for policy in played if feasible[policy]]
     heuristics = {policy: records for policy, records in played.items() if not learned[policy]}
     reference = best_heuristic(heuristics, limits)
@@ -141,7 +140,7 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
         shares = {policy: figures / mean for policy, figures in shares.items()}
     policies = []
     for policy in played:
-        better = [other for other in ranked if service[other] - service[policy] > SAME * service[other]]
+        better = [other for other in ranked if _ahead(shares[other], shares[policy])]
         policies.append({
             "policy": policy, "learned": learned[policy], "runs": len(shares[policy]),
             "violation_upper_limit": limits[policy], "feasible": feasible[policy],
@@ -154,6 +153,12 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
     return {"results": results, "policies": policies, "reference": reference, "paired": paired,
             "violation_limit": VIOLATION_LIMIT, "confidence": CONFIDENCE,
             "normalised_by": f"mean of {reference}" if mean else "1"}
+
+
+def _ahead(one: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether a policy's service (runs, windows) is shown to be more than another's on the same windows."""
+    found = estimate(one, lambda mine, theirs: whole_mean(mine) - whole_mean(theirs), [other])
+    return found.value > 0.0 and apart(found, float(one.mean()))
 
 
 def best_heuristic(played: Mapping[str, Records], limits: Mapping[str, float | None]) -> str | None:

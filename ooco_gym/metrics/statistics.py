@@ -15,6 +15,7 @@ import numpy as np
 
 RESAMPLES, CONFIDENCE = 10_000, 0.95
 ADVISED_SEEDS = 5
+LEVEL, SAME = 0.01, 1e-9  # relative differences that are a tie where one seed gives no interval, and a rounding
 _CHUNK = 1_000_000  # values drawn at once, to bound memory
 Statistic = Callable[..., np.ndarray]
 
@@ -30,6 +31,13 @@ def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> t
     if left.shape != right.shape:
         raise ValueError(f"paired metrics need one shape, got {left.shape} and {right.shape}")
     return interval(left - right, n_boot, seed)
+
+
+def apart(difference: Sequence[float | None], scale: float) -> bool:
+    """Returns whether policies differ, by their difference's (mean, low, high): its interval does not contain 0, or
+    without one (NaN, None) it is beyond 1 % of `scale`. Words, ranks and tables all go by it."""
+    mean, low, high = (math.nan if one is None else one for one in difference)
+    return abs(mean) > (LEVEL if math.isnan(low) else SAME) * scale and not low <= 0.0 <= high
 
 
 def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:

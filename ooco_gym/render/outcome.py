@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import unknown
-from ooco_gym.metrics.statistics import interval, paired_interval, verdict
+from ooco_gym.metrics.statistics import apart, interval, paired_interval, verdict
 from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.report import (
     Table,
@@ -43,7 +43,6 @@ LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
 MAKESPAN, BATCH_TOKENS, LEFT, DUE = (f"batch.{key}" for key in (
     "makespan_s", "total_tokens_per_s", "left", "late"))  # for offline requests alone
 COMPUTED = "offline.computed_tokens_per_s"  # in the window, for finished and unfinished requests
-LEVEL = 0.01  # relative to the most work done; smaller differences count as ties
 # Title and unit of metrics with their own title.
 TITLES = {
     LATE: ("SLO violations", "%"), SERVED: ("offline output", "tokens/s"),
@@ -281,7 +280,7 @@ class Outcome:
         best, last = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
         begin = f"`{best[0]}` completes all offline requests in {duration(ends[best])}"
         text = f"{begin}, at {self._amount(best, BATCH_TOKENS).partition(' of ')[0]} (prompt and output)"
-        if ends[last] - ends[best] > LEVEL * ends[best]:
+        if not self._level(best, last, MAKESPAN):
             return f"{text}; `{last[0]}` takes longest, {duration(ends[last])}."
         return f"{text}{'; the others are level' * (len(ends) > 1)}."
 
@@ -317,17 +316,19 @@ class Outcome:
         return f"{shown(metric, self.found[key][metric])} {unit(metric)} of {TITLES[metric][0]}"
 
     def _most(self, keys: Sequence[Key], metric: str) -> tuple[Key, list[Key]]:
-        """Returns the policy with the most, and all tied with it: within `LEVEL`, or not significantly below."""
+        """Returns the policy with the most, and all tied with it; where rows have ranks, those that share the first."""
         rows = {key: self.found[key][metric] for key in keys}
         best = max(keys, key=lambda key: rows[key]["mean"])
+        return best, [key for key, row in rows.items() if (
+            row["rank"] == 1 if "rank" in row else self._level(best, key, metric))]
 
-        def level(key: Key) -> bool:
-            if rows[best]["mean"] - rows[key]["mean"] <= LEVEL * rows[best]["mean"]:
-                return True
-            ours, theirs = (rows[one].get("values") or () for one in (best, key))
-            return len(ours) == len(theirs) > 1 and paired_interval(ours, theirs)[1] <= 0.0
-
-        return best, [key for key in keys if level(key)]
+    def _level(self, one: Key, other: Key, metric: str) -> bool:
+        """Returns whether two policies are tied."""
+        rows = [self.found[key][metric] for key in (one, other)]
+        ours, theirs = (row.get("values") or [row["mean"]] for row in rows)
+        if len(ours) != len(theirs):
+            ours, theirs = ([row["mean"]] for row in rows)
+        return not apart(paired_interval(ours, theirs), max(row["mean"] for row in rows))
 
     def chart(self) -> list[Plot]:
         """Returns a plot of offline service over violation rate, if there are several policies."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.render.outcome import COMPUTED, LATE, LEVEL, SERVED, Key, Outcome, Row, compare, heading
+from ooco_gym.metrics.statistics import apart, interval_words, paired_interval
+from ooco_gym.render.outcome import COMPUTED, LATE, SERVED, Key, Outcome, Row, compare, heading
 from ooco_gym.render.page import load_title
 from ooco_gym.report import curve, joined, number, percent, plot, with_interval
 from ooco_gym.report.pages import Plot
@@ -116,19 +116,19 @@ def _most(rows: Sequence[Row]) -> str:
         return "No policy sustains any offline load: even without it " + (
             "the backlog of the workload's own offline requests grows (offline.own=false leaves them out)." if all(
                 row["limited_by"] == "backlog" for row in rows) else "too many online requests violate their SLOs.")
-    level = [row for row in rows if row["total_tokens_per_s"] >= (1 - LEVEL) * best["total_tokens_per_s"]]
+    tied = [row for row in rows if not apart(list(row["behind"].values()), best["total_tokens_per_s"])]
     amount = f"{number(best['rate'])} offline requests/s ({number(best['total_tokens_per_s'])} total tokens/s)"
-    names = [f"`{row['tuned_as'] or row['policy']}`" for row in level]
-    if len(level) == len(rows) > 1:
+    names = [f"`{row['tuned_as'] or row['policy']}`" for row in tied]
+    if len(tied) == len(rows) > 1:
         text = f"{joined(names)} sustain equally much, {amount}: this load does not distinguish them."
     else:
-        text = f"{joined(names)} sustain{'s' * (len(level) == 1)} most: {amount}."
-    computed = [row["offline_computed_tokens_per_s"]["mean"] or 0.0 for row in rows]
-    ahead = rows[computed.index(max(computed))]
-    if ahead in level or computed[rows.index(best)] >= (1 - LEVEL) * max(computed):
+        text = f"{joined(names)} sustain{'s' * (len(tied) == 1)} most: {amount}."
+    ahead = max(rows, key=lambda row: row["offline_computed_tokens_per_s"]["mean"] or 0.0)
+    most, mine = (row["offline_computed_tokens_per_s"] for row in (ahead, best))
+    if ahead in tied or not apart(paired_interval(most["values"], mine["values"]), most["mean"] or 0.0):
         return text
     return (f"{text} By tokens computed in the window, unfinished requests included, "
-            f"`{ahead['tuned_as'] or ahead['policy']}` is ahead ({number(max(computed))} tokens/s).")
+            f"`{ahead['tuned_as'] or ahead['policy']}` is ahead ({number(most['mean'])} tokens/s).")
 
 
 def load_words(peak: Row) -> str:

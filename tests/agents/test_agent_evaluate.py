@@ -196,6 +196,25 @@ def test_equal_figures_share_a_rank():
     assert {one["policy"]: one["rank"] for one in result["policies"]} == {"first": 1, "twin": 1, "other": 3}
 
 
+def test_a_number_of_seeds_is_said_to_be_one_seed(tmp_path):
+    with pytest.warns(UserWarning, match="seeds=21 is seed 21 alone; several are a list"):
+        assert evaluate.main(config(tmp_path, seeds=21, episodes=2))["seeds"] == [21]
+
+
+def test_ranks_words_and_intervals_are_one_test():
+    """`near` was tied by words and second by its rank; `behind` was tied by words, without 0 in its interval."""
+    first = np.array([2.0, 2.1, 1.9, 2.2, 1.8, 2.0])
+    served = {"first": first, "near": first + [1e-3, -1e-3, 1e-3, -1e-3, 1e-3, -1.5e-3], "behind": first - 0.01}
+    played = {name: records([0.0] * 6, offline_reference_gpu_s_per_s=value.tolist(), output_tokens_per_s=[1.0] * 6,
+                            wasted_tokens_per_s=[0.0] * 6) for name, value in served.items()}
+    suite = {"shift": None, "notes": [], **scoring.score(played, "x", dict.fromkeys(played, False))}
+    apart = {row["policy"]: row["ci_high"] < 0.0 for row in suite["paired"] if row["metric"] == scoring.HEADLINE}
+    assert suite["reference"] == "first" and apart == {"near": False, "behind": True}
+    assert {one["policy"]: one["rank"] for one in suite["policies"]} == {"first": 1, "near": 1, "behind": 3}
+    answer = evaluated({"env": "x", **suite})[0].answer()
+    assert "`first` and `near` complete most and are tied" in answer
+
+
 def test_a_learned_policy_that_is_its_start_says_so(run_folder, tmp_path):
     import shutil
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
 from ooco_gym.protocol import baseline_among
 from ooco_gym.render.outcome import COMPUTED, LATE, SERVED, Outcome, compare, figure, heading, metrics_of
+from ooco_gym.render.reading import _most
 
 METRICS = [LATE, SERVED]
 
@@ -140,3 +143,28 @@ KEPT = "the SLOs (at most 3 % violations)"
 def test_one_sentence_answers(policies, said):
     named = {name: runs(*one) for name, one in policies.items()}
     assert outcome(named, next(iter(named))).answer() == said
+
+
+@given(st.lists(st.lists(st.integers(9_900, 10_100), min_size=5, max_size=5), min_size=2, max_size=4, unique_by=sum))
+def test_words_say_a_tie_where_the_interval_contains_zero_and_nowhere_else(served):
+    """A policy was tied by words (within 1 %) and behind by an interval without 0."""
+    named = {f"p{index}": runs([0.0] * 5, one) for index, one in enumerate(served)}
+    best = max(named, key=lambda name: sum(served[int(name[1:])]))
+    found = outcome(named, best)
+    tied = {best} | {row["policy"] for row in found.rows if row["metric"] == SERVED and row["policy"] != best
+                     and row["difference_low"] <= 0.0 <= row["difference_high"]}
+    said = found.answer().partition(" complete" if len(tied) == len(named) else "; ")
+    words = said[0] if len(tied) == len(named) else said[2]
+    assert {name for name in named if f"`{name}`" in words} == tied
+
+
+@pytest.mark.parametrize(("behind", "said"), [
+    ((5.0, 0.1, 9.0), "`a` sustains most"), ((5.0, -0.1, 9.0), "`a` and `b` sustain equally much"),
+    ((5.0, None, None), "`a` and `b` sustain equally much"), ((15.0, None, None), "`a` sustains most")])
+def test_what_is_sustained_is_tied_by_the_interval_of_the_difference(behind, said):
+    ends = ("estimate", "low", "high")
+    rows = [{"policy": name, "tuned_as": None, "rate": 1.0, "total_tokens_per_s": 1000.0 - difference[0],
+             "offline_computed_tokens_per_s": {"mean": 1.0, "values": [1.0]},
+             "behind": dict(zip(ends, difference, strict=True))}
+            for name, difference in (("a", (0.0,) * 3), ("b", behind))]
+    assert _most(rows).startswith(said)
