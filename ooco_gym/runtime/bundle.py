@@ -8,9 +8,11 @@ describes inputs and outputs, and the policy as `weights.npz`, `policy.onnx`, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,9 @@ from ooco_gym.runtime.manifest import (
     read_manifest,
 )
 from ooco_gym.runtime.networks import network_of
+from ooco_gym.runtime.onnx_graph import Graph
 
+MOST_LOADING_S = 60.0  # for the reference vectors of a graph: then it is taken for damaged
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
 Network = Callable[..., Sequence[np.ndarray]]
 """Maps inputs, stacked along a first axis, to outputs."""
@@ -97,11 +101,11 @@ class Policy:
         kind = ParameterPolicy if manifest["kind"] == PARAMETERS else cls
         try:
             if held[0] == "onnx":
-                network = graph_network(path / MODEL_FILE, kind.inputs, kind.outputs, threads)
+                network = Graph(path / MODEL_FILE, kind.inputs, kind.outputs, threads)
             else:
                 network = network_of(manifest, read_arrays(path / ARRAYS_FILE))
             policy = kind(network, manifest, held[0])
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), _stopped_after(MOST_LOADING_S, network):
                 answered = policy.replayed(read_arrays(path / REFERENCE_FILE), manifest["reference"]["tolerance"])
         except UserError as error:
             raise UserError(f"bundle '{folder}': {error}") from error
@@ -115,6 +119,8 @@ class Policy:
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
         """Returns whether the network reproduces the bundle's reference vectors."""
+        if any(asked[key].shape[1:] != shape for key, shape in self._shapes.items()):
+            return False
         mask = asked["action_mask"].astype(np.int8)
         actions, logits = self._network(*(mask if key == "action_mask" else asked[key].astype(np.float32)
                                           for key in INPUTS))
@@ -319,7 +325,7 @@ class ParameterPolicy:
                         "damaged; export it again")
 
 
-# --- Inputs, answers, graphs ------------------------------------------------------------------------------------------
+# --- Inputs and answers -------------------------------------------------------------------------------------------
 def _inputs(manifest: Mapping[str, Any], keys: Sequence[str]
             ) -> tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]:
     """Returns the inputs' shapes and the names of their features."""
@@ -355,25 +361,20 @@ def _array(what: str, given: Any, shape: tuple[int, ...], names: Sequence[str],
     return value
 
 
+@contextmanager
+def _stopped_after(seconds: float, network: Network) -> Iterator[None]:
+    """Stops a graph that runs for longer."""
+    timer = Timer(seconds, network.stop) if isinstance(network, Graph) else None
+    if timer:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer:
+            timer.cancel()
+
+
 def _near(mine: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
     return mine.shape == wanted.shape and bool(
         (np.abs(mine - wanted) <= tolerance * np.maximum(1.0, np.abs(wanted))).all())
-
-
-def graph_network(path: Path, inputs: Sequence[str] = Policy.inputs, outputs: Sequence[str] = Policy.outputs,
-                  threads: int = 1) -> Network:
-    """Returns the network of an ONNX graph; the only function that imports onnxruntime.
-
-    Raises:
-        UserError: onnxruntime is not installed.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise UserError("onnxruntime is not installed, which running an exported policy needs; install with: "
-                        "pip install 'ooco-gym[export]' (or only: pip install onnxruntime)") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 4  # errors are raised, so need no print
-    session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda *parts: session.run(outputs, dict(zip(inputs, parts, strict=True)))

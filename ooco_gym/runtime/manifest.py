@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,23 @@ def check_manifest(where: str, manifest: Mapping[str, Any]) -> None:
     """
     from jsonschema.exceptions import best_match  # slow to import
 
+    place = next(_not_finite(manifest, ""), None)
+    if place is not None:
+        raise UserError(f"{where}: {place} is not a finite number; export the policy again")
     error: Any = best_match(_validator().iter_errors(manifest))
     if error is not None:
         said = error.message if len(error.message) <= 200 else f"{error.message[:60]}… {error.message[-120:]}"
         place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
         raise UserError(f"{where}: {place}: {' '.join(said.split())}; export the policy again")
+
+
+def _not_finite(value: Any, place: str) -> Iterator[str]:
+    """Yields the places of numbers that are not finite."""
+    if isinstance(value, float) and not isfinite(value):
+        yield place
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from _not_finite(one, f"{place}.{key}".removeprefix("."))
 
 
 @cache
