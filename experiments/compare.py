@@ -17,7 +17,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import parts_of, tuned_on, with_settings, words_of
 from ooco_gym.from_config import scenario_of
-from ooco_gym.metrics.costs import cost_figures
+from ooco_gym.metrics.costs import cost_figures, price_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
 from ooco_gym.render.deciding import conditions, paid_words, percentiles
@@ -38,7 +38,7 @@ SCHEMA = "ooco-gym/compare/2"
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns its summary (`docs/outputs.md`)."""
     options = plain(cfg)
-    policies, seeds = names_of(options), seeds_of(options["seeds"])
+    policies, seeds, price = names_of(options), seeds_of(options["seeds"]), price_of(options)
     options = with_settings(options, policies)
     baseline = baseline_of(options, policies)
     scenario = scenario_of(cfg)
@@ -55,9 +55,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for name, one in on.items():
         chips = len(one.load_cluster().hardware()[2])
         for run in summaries[name]:
-            run["cost"] = cost_figures(run, chips, options["price_per_chip_hour"])
+            run["cost"] = cost_figures(run, chips, price)
     costs = [f"cost.{key}" for key in ("goodput_per_s", "chip_hours_per_million_tokens", "per_million_tokens")
-             if key != "per_million_tokens" or options["price_per_chip_hour"] is not None]
+             if key != "per_million_tokens" or price is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
     metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *options["metrics"]], batch)
@@ -79,7 +79,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                       {row["policy"] for row in rows if row["feasible"]})
     write_report(Path(options["out"]) / "compare.html", [outcome], more=[table] if table else [],
                  conditions=conditions_table({**summary, "scenario": {**summary["scenario"], "cluster": clusters}}),
-                 lead=conditions(known, options["price_per_chip_hour"]) + paid)
+                 lead=conditions(known, price) + paid)
     return summary
 
 

@@ -30,7 +30,7 @@ from experiments.common.store import Store
 from experiments.common.sustain import Bench
 from ooco_gym.files import as_json, atomic_write
 from ooco_gym.from_config import scenario_of
-from ooco_gym.metrics.costs import HOUR_S, MILLION
+from ooco_gym.metrics.costs import HOUR_S, MILLION, price_of
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import title_of
 from ooco_gym.policy import get_policy
@@ -68,7 +68,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     begun = time.perf_counter()
     options = plain(cfg)
-    policies, seeds = names_of(options), seeds_of(options["seeds"])
+    policies, seeds, price = names_of(options), seeds_of(options["seeds"]), price_of(options)
     base = scenario_of(cfg)
     batch = base.from_file and (whole := base.with_(duration_s=None)).with_(
         rate_scale=whole.online_scale()).resolve().batch
@@ -100,8 +100,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     table.show(console(), unbroken=2)
     _, _, chips = base.load_cluster().hardware()
     answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"]) + _missed_words(rows)
-    price = options["price_per_chip_hour"]
-    lead = conditions(base.resolve(), None if price is None else float(price), min(row["chips"] for row in rows))
+    lead = conditions(base.resolve(), price, min(row["chips"] for row in rows))
     console().print(answer, highlight=False)
     played = base.on_kind(get_policy(policies[0]).mixed).describe()
     shown = {**({"played": said[0]} if said else {}), "scenario": played}

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
@@ -84,39 +85,70 @@ def parse_yaml(text: str) -> Any:
     """Returns the content of a YAML text of at most `MOST_VALUES` values, aliases expanded.
 
     Raises:
-        Exception: invalid YAML, or too many values; a dozen kinds beside `yaml.YAMLError`.
+        Exception: invalid YAML, a key that stands twice, or too many values; a dozen kinds beside
+            `yaml.YAMLError`.
     """
     import yaml
 
-    _bound(text)
+    _check_events(text)
     return yaml.load(text, Loader=_loader())  # nosec B506
 
 
-def _bound(text: str) -> None:
-    """Checks the number of values in a YAML text, aliases expanded, before any is created.
+@dataclass
+class _Collection:
+    """A collection that is being read: its anchor, the number of values so far, and of a mapping
+    the lines of its keys, and whether a key is next."""
+
+    anchor: str | None
+    size: int = 1
+    keys: dict[str, int] | None = None
+    key_next: bool = True
+
+    def add(self, event: Any) -> None:
+        """Notes a key or value of a mapping.
+
+        Raises:
+            ValueError: a key stands there twice.
+        """
+        if self.keys is None:
+            return
+        key, line = getattr(event, "value", None), event.start_mark.line + 1
+        if self.key_next and key is not None:
+            if key in self.keys and key != "<<":
+                raise ValueError(f"key '{key}' stands twice, in lines {self.keys[key]} and {line}")
+            self.keys[key] = line
+        self.key_next = not self.key_next
+
+
+def _check_events(text: str) -> None:
+    """Checks a YAML text before any value is created: their number, aliases expanded, and keys.
 
     Raises:
-        ValueError: more than `MOST_VALUES` values, or nesting beyond `MOST_DEEP`.
+        ValueError: more than `MOST_VALUES` values, nesting beyond `MOST_DEEP`, or a key that stands
+            twice in a mapping.
     """
     import yaml
 
     sizes: dict[str, int] = {}  # of each anchor's value
-    open_: list[tuple[str | None, int]] = [(None, 0)]  # open collections: anchor, number of values so far
+    open_ = [_Collection(None, 0)]
     for event in yaml.parse(text, Loader=_loader()):
+        if isinstance(event, yaml.NodeEvent):
+            open_[-1].add(event)
         if isinstance(event, yaml.CollectionStartEvent):
-            open_.append((event.anchor, 1))
+            open_.append(_Collection(event.anchor, keys={} if isinstance(event, yaml.MappingStartEvent) else None))
             size, anchor = 0, None
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = open_.pop()
+            ended = open_.pop()
+            anchor, size = ended.anchor, ended.size
         elif isinstance(event, yaml.AliasEvent):
-            endless = any(event.anchor == anchor for anchor, _ in open_)  # within its own anchor
+            endless = any(event.anchor == one.anchor for one in open_)  # within its own anchor
             size, anchor = MOST_VALUES if endless else sizes.get(event.anchor, 1), None
         else:
             size, anchor = int(isinstance(event, yaml.ScalarEvent)), getattr(event, "anchor", None)
-        open_[-1] = (open_[-1][0], open_[-1][1] + size)
+        open_[-1].size += size
         if anchor is not None:
             sizes[anchor] = size
-        if open_[-1][1] >= MOST_VALUES or len(open_) > MOST_DEEP:
+        if open_[-1].size >= MOST_VALUES or len(open_) > MOST_DEEP:
             raise ValueError(f"it holds more than {MOST_VALUES:,} values, aliases multiplied out, or {MOST_DEEP} in "
                              "one another")
 

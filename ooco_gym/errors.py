@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
@@ -15,12 +16,24 @@ EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train"
           "onnx": "export", "onnxruntime": "export", "minari": "offline"}
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Returns a text with control characters as escapes: names in files may hold some, which would
+    move a terminal's cursor or change its colours."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 class UserError(ValueError):
     """A mistake in the user's input: one sentence that names the place, what was expected and what
     to do.
 
     The command line prints only the message and exits with 2.
     """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence))
 
 
 class Terminated(KeyboardInterrupt):

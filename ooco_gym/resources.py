@@ -71,12 +71,24 @@ def _extended(group: str, path: Path, files: dict[Path, str | None]) -> dict[str
     value = read_yaml(path, f"{group} file '{path}'")
     if not isinstance(value, dict):
         raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
+    if group != "preset" and conf_root() not in path.absolute().parents:
+        _check_plain(value, f"{group} file '{path}'")
     for key in _PATHS.get(group, ()):
         if value.get(key) and (key != "id" or ".py:" in str(value[key])):
             value[key] = os.path.abspath(path.parent / str(value[key]))
     if "extends" not in value:
         return value
     return merged(_extended(group, _parent(group, path, value.pop("extends")), files), value)
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Raises UserError for an interpolation in a file of data: what it names (an environment
+    variable, say) would stand in the results."""
+    if isinstance(value, str) and "${" in value:
+        raise UserError(f"{where}: '{value[:80]}' is not resolved, as such a file is data; write the value itself, or "
+                        "give it on the command line")
+    for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        _check_plain(one, where)
 
 
 def _parent(group: str, path: Path, name: Any) -> Path:

@@ -33,6 +33,8 @@ from ooco_gym.workload.classes import promised, tightest, with_defaults, without
 from ooco_gym.workload.trace import DEFAULT_CLASSES
 
 DAY_S = 86_400.0
+LONGEST_S = 2**61 // 10**12 - DAY_S  # of an episode: later times plus SLOs would not fit the clock (`sim.state.NEVER`)
+LATEST_S = 1e9  # of a window's start
 BATCH_S = 21 * DAY_S  # longest batch simulated to its end, nearly the clock's limit
 CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for trace files, measured chips
 
@@ -97,12 +99,14 @@ class Scenario:
                 raise UserError(f"{name}={value!r} must be a name in conf/{name}, a path or a mapping")
         if not isinstance(self.offline or {}, Mapping):
             raise UserError(f"offline={self.offline!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
-        if self.start_s is not None and not is_number(self.start_s):
-            raise UserError(f"start_s={self.start_s!r} must be a number of seconds")
+        if self.start_s is not None and not (is_number(self.start_s) and abs(self.start_s) <= LATEST_S):
+            raise UserError(f"start_s={self.start_s!r} must be a number of seconds, at most {LATEST_S:g}")
         for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter"):
             value = getattr(self, key)
             if value is not None and (not is_number(value) or value < 0):
                 raise UserError(f"{key}={value!r} must be a number of at least 0")
+            if value is not None and key.endswith("_s") and value > LONGEST_S:
+                raise UserError(f"{key}={value:g} exceeds the simulator's longest run, {LONGEST_S:g} s")
         if self.rate_scale is not None and self.online_rate is not None:
             raise UserError(f"rate_scale={self.rate_scale:g} and online_rate={self.online_rate:g} both set the online "
                             "load; leave one out (null)")

@@ -20,7 +20,7 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.report.terminal import remark
-from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
+from ooco_gym.scenario import DAY_S, LONGEST_S, ResolvedScenario, Scenario
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state, slo_ps
@@ -34,7 +34,6 @@ from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import open_note
 
 NOTED_SHARE = 0.01  # share of prompt tokens
-LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # limit of an episode: later times plus SLOs would not fit the clock
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,13 @@ class FunctionPlayer:
         if isinstance(space, spaces.Discrete):
             number = int(finite(f"the action of '{self.name}'", action))
             always = number == BASE_ACTION and bool(decision_names(env))
-            if not space.contains(number) or not (mask[number] or always):
+            if not 0 <= number < space.n or not (mask[number] or always):
                 raise UserError(f"'{self.name}' returns {action!r}, an illegal action; expected one of "
                                 f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")
             return number
         try:
             value = np.asarray(action, space.dtype)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = None
         if not space.contains(value):
             raise UserError(f"'{self.name}' returns {action!r}; expected an action of {space}")

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from agents.policies.runs import CONFIG_FILE, STATE_FILE, clear, holds_run, read_config
+from agents.policies.runs import CONFIG_FILE, STATE_FILE, clear, holds_run, learned, read_config
 from agents.search.optimisers import is_search
 from agents.settings import plain
 from ooco_gym.errors import UserError
@@ -21,13 +21,17 @@ _LONGER = "agent.generations"  # of a search over whole episodes, which may have
 
 
 def check_free(config: Mapping[str, Any]) -> None:
-    """Refuses to train into another run's folder, unless `config.overwrite` allows it."""
+    """Refuses to train into another run's folder, unless `config.overwrite` allows it; a run that was
+    killed before it had learned anything is cleared away."""
     overwrite = config.get("overwrite")
     if overwrite not in (None, True, False):
         raise UserError(f"overwrite must be true or false, got {overwrite!r}")
-    if not overwrite and holds_run(Path(config["out"])):
+    out = Path(config["out"])
+    if not overwrite and learned(out):
         raise UserError(f"out={config['out']} holds a training run; continue it with resume={config['out']}, choose "
                         "another out, or replace it with overwrite=true")
+    if not overwrite and holds_run(out):
+        clear(out)
 
 
 def go_on_in_sweep(cfg: Any) -> None:

@@ -150,12 +150,16 @@ def searched_policy(folder: str | Path) -> str | None:
 
 def holds_run(folder: Path) -> bool:
     """Whether a folder has a training run, whole or begun."""
-    if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE)):
+    return learned(folder) or {"agent", "total_timesteps"} <= set(mapping_or_empty(folder / CONFIG_FILE))
+
+
+def learned(folder: Path) -> bool:
+    """Whether a folder's training run has left anything that was learned: a policy, a state, a summary."""
+    if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE, SEARCHED_FILE)):
         return True
     if any(True for pattern in ("step_*.zip", STATE_FILE.name) for _ in (folder / CHECKPOINTS).glob(pattern)):
         return True
-    return (mapping_or_empty(folder / SUMMARY_FILE).get("command") == "train"
-            or {"agent", "total_timesteps"} <= set(mapping_or_empty(folder / CONFIG_FILE)))
+    return mapping_or_empty(folder / SUMMARY_FILE).get("command") == "train"
 
 
 def mapping_or_empty(path: Path) -> dict[str, Any]:

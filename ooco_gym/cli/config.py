@@ -27,7 +27,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, REMOVED, Command, names, read_choice
-from ooco_gym.errors import FORMER, UserError, nearest, unknown
+from ooco_gym.errors import FORMER, UserError, nearest, printable, unknown
 from ooco_gym.own_code import WORD
 from ooco_gym.resources import load_yaml
 
@@ -149,6 +149,8 @@ def parse(word: str) -> Override:
         UserError: Hydra cannot read it.
     """
     key, _, value = word.partition("=")
+    if printable(word) != word:
+        raise UserError(f"'{word}' has a control character in it; expected words, and names of files, without any")
     if value[:1] not in ("'", '"') and "{" not in value:
         if "/" in value and exists(value):
             word = f"{key}={_quoted(value)}"

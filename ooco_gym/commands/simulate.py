@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics import summarise, write_requests
-from ooco_gym.metrics.costs import chips_of, cost_figures
+from ooco_gym.metrics.costs import chips_of, cost_figures, price_of
 from ooco_gym.policy import policy_of
 from ooco_gym.render import outcome_of, write_report
 from ooco_gym.render.deciding import conditions, depths
@@ -32,6 +32,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
+    price = price_of(cfg)
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     scenario = scenario_of(cfg, mixed=policy_of(policy).mixed).resolve()
     said = say_played(scenario)
@@ -39,7 +40,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Console(stderr=True).status("simulating"):
         run = simulate(scenario, policy=policy, sample_s=min(60.0, max(1.0, scenario.duration_s / SAMPLES)))
     found = summarise(run)
-    found["cost"] = cost_figures(found, chips_of(run.scenario.deployments), cfg.price_per_chip_hour)
+    found["cost"] = cost_figures(found, chips_of(run.scenario.deployments), price)
     summary = {"schema": SCHEMA, **found, "params": run.params, "scenario": scenario.describe(),
                **({"played": said[0]} if said else {})}
     write_requests(run, Path(cfg.out) / REQUESTS_FILE)
@@ -57,7 +58,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for table in classes:
         table.turned().show()
     write_report(Path(cfg.out) / PAGE_FILE, [outcome], more=classes, conditions=conditions_table(summary),
-                 lead=f"{conditions(run.scenario, cfg.price_per_chip_hour)} {cost_words(found['cost']).capitalize()}.",
+                 lead=f"{conditions(run.scenario, price)} {cost_words(found['cost']).capitalize()}.",
                  plots=depths(run))
     return summary
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ooco_gym.errors import UserError, is_number
+
 HOUR_S, MILLION = 3600.0, 1e6
 
 
 def chips_of(deployments: Sequence[tuple[str, Any]]) -> int:
     """Returns the number of chips of a resolved scenario's instances."""
     return sum(one.tp * one.pp for _, one in deployments)
+
+
+def price_of(options: Mapping[str, Any]) -> float | None:
+    """Returns a command's price of a chip-hour, or None.
+
+    Raises:
+        UserError: it is no number of at least 0.
+    """
+    price = options["price_per_chip_hour"]
+    if price is not None and (not is_number(price) or price < 0):
+        raise UserError(f"price_per_chip_hour={price!r} must be a number of at least 0, in any currency, or null")
+    return price
 
 
 def cost_figures(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def utilization_figures(run: Run) -> dict[str, float | None]:
     deployments = [one for _, one in run.scenario.deployments]
     peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
     flops = _flops(run.requests["cached_tokens"], run.start_tokens, run.done.computed_tokens, deployments[0].model)
-    found, figures = {"compute_share": float(flops.sum()) / peak}, instance_figures(run)
+    figures = instance_figures(run)
+    found: dict[str, float | None] = {"compute_share": float(flops.sum()) / peak}
     for key in ("busy_share", "kv_mean_share"):
         found[key] = float(np.mean([one[key] for one in figures]))
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ooco_gym.errors import printable
 from ooco_gym.report.terminal import console
 
 if TYPE_CHECKING:
@@ -128,8 +129,10 @@ class Table:
     align: str = "lr"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "head", tuple(self.head))
-        object.__setattr__(self, "rows", tuple(tuple(map(as_text, row)) for row in self.rows))
+        for name in ("title", "note"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
+        object.__setattr__(self, "head", tuple(map(printable, self.head)))
+        object.__setattr__(self, "rows", tuple(tuple(printable(as_text(cell)) for cell in row) for row in self.rows))
         for row in self.rows:
             if len(row) != len(self.head):
                 raise ValueError(f"table '{self.title}': a row has {len(row)} cells, its head {len(self.head)}")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ooco_gym.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,7 +38,8 @@ def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
     screen = screen or console()
     for note in notes:
         kind = "warning" if note.startswith("warning: ") else "note"
-        screen.print(f"[yellow]{kind}[/yellow] {escape(note.removeprefix('warning: '))}", highlight=False)
+        said = printable(note.removeprefix("warning: "))
+        screen.print(f"[yellow]{kind}[/yellow] {escape(said)}", highlight=False)
 
 
 # --- Progress --------------------------------------------------------------------------------------------------------
@@ -144,7 +147,8 @@ def plain_warnings() -> Any:
     before = warnings.formatwarning
 
     def one_line(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        return f"note: {message}\n" if category is UserWarning else before(message, category, filename, lineno, line)
+        said = printable(str(message))
+        return f"note: {said}\n" if category is UserWarning else before(message, category, filename, lineno, line)
 
     warnings.formatwarning = one_line
     return before
@@ -165,7 +169,7 @@ def remark(sentence: str, what: str = "") -> None:
     _remarks.setdefault(what or sentence, sentence)
     if _said is not None and (what or sentence) not in _said and multiprocessing.parent_process() is None:
         _said.add(what or sentence)
-        print(f"note: {sentence}", file=sys.stderr, flush=True)
+        print(f"note: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

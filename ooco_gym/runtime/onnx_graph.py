@@ -64,10 +64,11 @@ class Graph:
 @cache
 def _limit_memory() -> None:
     """Limits the memory of all graphs of this process."""
-    from onnxruntime import OrtAllocatorType, OrtArenaCfg, OrtMemoryInfo, OrtMemType, create_and_register_allocator
+    import onnxruntime
 
-    create_and_register_allocator(OrtMemoryInfo("Cpu", OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, OrtMemType.DEFAULT),
-                                  OrtArenaCfg({"max_mem": MOST_MEMORY, "arena_extend_strategy": 1}))
+    ort: Any = onnxruntime  # its stubs lack these
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"max_mem": MOST_MEMORY, "arena_extend_strategy": 1}))
 
 
 def check_graph(content: bytes) -> None:

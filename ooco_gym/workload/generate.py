@@ -122,7 +122,8 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
         bursts = Bursts(item.number("factor", 0.0, 1e3), item.number("on_s", 0.2, DAY_S),
                         item.number("off_s", 0.2, DAY_S))
     batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
-    section.demand("batch_s", batch_s == 0 or abs(BLOCK_S / batch_s - round(BLOCK_S / batch_s)) < 1e-9,
+    parts = BLOCK_S / batch_s if batch_s > 1e-6 else 0.5
+    section.demand("batch_s", batch_s == 0 or abs(parts - round(parts)) < 1e-9,
                    f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
     cv = section.number("cv", LOWEST_CV, HIGHEST_CV) if section.has("cv") else 1.0
     rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)

@@ -69,3 +69,15 @@ def test_clearing_follows_no_link(tmp_path):
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
     clear(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir()) and (tmp_path / "elsewhere" / "file").exists()
+
+
+def test_a_training_that_was_killed_before_it_learned_begins_anew(tmp_path):
+    """What such a run leaves: its configuration, and the beginnings of its files."""
+    config = train_config(tmp_path, **QUICK)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "progress.csv").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "mine.txt").write_text("mine")
+    assert holds_run(tmp_path)
+    train.main(config)
+    assert (tmp_path / "policy.zip").is_file() and (tmp_path / "mine.txt").read_text() == "mine"
