@@ -14,9 +14,10 @@ import tempfile
 import time
 from typing import Any
 
-from tests.golden import cpus, digests, doors, policies, runs, trajectories
+from tests.golden import cpus, digests, doors, policies, runs, studies, trajectories
 
-GROUPS: dict[str, Any] = {"doors": doors, "runs": runs, "trajectories": trajectories, "policies": policies}
+GROUPS: dict[str, Any] = {"doors": doors, "runs": runs, "trajectories": trajectories, "policies": policies,
+                          "studies": studies}
 SHOWN = 40  # differences of a group that are printed
 
 

@@ -11,16 +11,17 @@ import pytest
 import ooco_gym
 from ooco_gym.envs import ENVIRONMENTS
 from tests.golden import __main__ as command
-from tests.golden import cpus, digests, runs, trajectories
+from tests.golden import cpus, digests, runs, studies, trajectories
 
 PART = 20  # each so-manieth case is played under another processor
 
 
 @pytest.mark.parametrize("group", command.GROUPS)
 def test_digests_hold(group: str) -> None:
-    expected = digests.read(group)["digests"]
+    expected, without = digests.read(group)["digests"], {"without": studies.SOLVED} if group == "studies" else {}
     assert expected
-    lines = digests.differences(expected, command.GROUPS[group].group())
+    expected = {case: parts for case, parts in expected.items() if case not in without.get("without", ())}
+    lines = digests.differences(expected, command.GROUPS[group].group(**without))
     assert not lines, "\n".join([*lines[:20], f"{len(lines)} digests differ: python -m tests.golden only={group}"])
 
 
