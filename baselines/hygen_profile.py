@@ -129,15 +129,15 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
     They lie back to back before the measured one (`start_s` from the first request, `duration_s`
     long), the nearest first, then after its end.
     """
-    files = workload.files
-    before, until_s = int(start_s // length_s), min(file.last_s for file in files)
+    files = [part for part in workload.parts if part.source in workload.files]
+    before, until_s = int(start_s // length_s), min(part.source.last_s - part.origin_s for part in files)
     behind = max(0, int((until_s - start_s - duration_s) // length_s))
     starts = [start_s - (i + 1) * length_s for i in range(before)]
     starts += [start_s + duration_s + i * length_s for i in range(behind)]
     found = []
     for start in starts:
         edges = np.array([start, start + length_s])
-        if all(np.diff(file.counts_before(edges))[0] > 0 for file in files):
+        if all(np.diff(part.counts_before(edges))[0] > 0 for part in files):
             found.append(start)
     return found[:most]
 

@@ -104,13 +104,14 @@ class WorkloadPart:
         """Returns requests per second, without the weight."""
         return self.source.arrivals.mean_rate_per_s if isinstance(self.source, WorkloadSpec) else self.source.mean_rate
 
-    def _counts_before(self, edges_s: np.ndarray) -> np.ndarray:
+    def counts_before(self, edges_s: np.ndarray) -> np.ndarray:
+        """Returns the number of a file's requests before each time, int64 of the same shape."""
         return self.source.counts_before(edges_s + self.origin_s)  # type: ignore[union-attr]
 
     def window_rate(self, start_s: float, duration_s: float) -> float:
         """Returns requests per second in a window, without the weight; a generator's are expected ones."""
         if not isinstance(self.source, WorkloadSpec):
-            before, until = self._counts_before(np.array([start_s, start_s + duration_s]))
+            before, until = self.counts_before(np.array([start_s, start_s + duration_s]))
             return float(until - before) / duration_s
         arrivals = self.source.arrivals
         steps = max(1, math.ceil(duration_s / _TIDE_STEP_S))
@@ -138,7 +139,7 @@ class WorkloadPart:
         last_s = max(0.0, self.source.last_s - self.origin_s - first_s - duration_s)
         step_s = max(1.0, math.floor(min(_START_STEP_S, duration_s / _STARTS_WITHIN)))
         starts = first_s + np.minimum(np.arange(0.0, last_s + step_s, step_s), math.ceil(last_s))
-        counts = np.diff(self._counts_before(np.stack([starts, starts + duration_s])), axis=0)[0]
+        counts = np.diff(self.counts_before(np.stack([starts, starts + duration_s])), axis=0)[0]
         return float(starts[np.argmax(counts)])
 
     def by_hour(self) -> np.ndarray:
@@ -146,7 +147,7 @@ class WorkloadPart:
         if isinstance(self.source, WorkloadSpec):
             arrivals = self.source.arrivals
             return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
-        counts = np.diff(self._counts_before(np.arange(0.0, self.source.last_s - self.origin_s + 3601.0, 3600.0)))
+        counts = np.diff(self.counts_before(np.arange(0.0, self.source.last_s - self.origin_s + 3601.0, 3600.0)))
         return np.bincount(np.arange(len(counts)) % 24, counts, minlength=24) / 3600.0
 
 

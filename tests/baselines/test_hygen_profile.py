@@ -70,10 +70,11 @@ def write_trace_file(path: Path, times: np.ndarray) -> Scenario:
     return Scenario(cluster="a100_llama2_7b", workload=str(path), start_s=4000.0, duration_s=600.0)
 
 
-def test_a_trace_files_test_runs_are_on_other_windows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_s", [0.0, 90_000.0])
+def test_a_trace_files_test_runs_are_on_other_windows(tmp_path: Path, first_s: float) -> None:
     """A seed alone would not change them. No request arrives between 3,000 and 3,500 s: no window lies there."""
     times = np.arange(0.0, 6000.0, 5.0)
-    scenario = write_trace_file(tmp_path / "day.csv", times[(times < 3000.0) | (times >= 3500.0)])
+    scenario = write_trace_file(tmp_path / "day.csv", first_s + times[(times < 3000.0) | (times >= 3500.0)])
     values = {**get_policy("hygen").values, "profile_duration_s": 500.0, "profile_windows": 8}
 
     def starts(start_s: float | None, **changed: float) -> list[float | None]:
