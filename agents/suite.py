@@ -30,9 +30,9 @@ from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import get_policy
-from ooco_gym.population import Candidate, Population
 from ooco_gym.report import Table, percent, progress
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.study.population import Candidate, Population
 from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"

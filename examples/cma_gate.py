@@ -12,7 +12,7 @@ import numpy as np
 from cmaes import CMA
 
 from ooco_gym.policy import get_policy
-from ooco_gym.population import Candidate, Population
+from ooco_gym.study.population import Candidate, Population
 
 LIMIT = 0.03  # of the online requests that may miss their SLO
 

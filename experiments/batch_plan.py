@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.rate_search import Limits, Point
-from experiments.common.sizes import Planner, Size, Sized, asked_for, sized, split_words
-from experiments.common.sustain import placed
+from experiments.sizes import Planner, Size, Sized, asked_for, sized, split_words
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.peak import title_of
 from ooco_gym.report import Column, Table, duration, number, percent
 from ooco_gym.scenario import Scenario
+from ooco_gym.study.search import Limits, Point
+from ooco_gym.study.sustain import placed
 
 FRONTIER = ("makespan_s", "Makespan by chips", "seconds")
 NONE_LATE = Limits(1e-9, 0.0, 0.0)  # no missed deadlines

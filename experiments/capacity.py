@@ -16,13 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from agents.settings import plain
-from experiments.common.peaks import PeakPlan, peak_entry
-from experiments.common.policies import check_names, names_of, seeds_of
-from experiments.common.rate_search import Plan
-from experiments.common.runner import Jobs
-from experiments.common.store import Store
-from experiments.common.tuning import with_settings
+from experiments.peaks import PeakPlan, peak_entry
 from experiments.sustained import TPOT_FROM, Cell, measured, rows_of, summed_up
+from ooco_gym.cli.commands import read_choice
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.from_config import of_cell, scenario_of
 from ooco_gym.peak import title_of
@@ -30,8 +26,12 @@ from ooco_gym.policy import get_policy
 from ooco_gym.protocol import protocol_values
 from ooco_gym.render.reading import load_words
 from ooco_gym.report import show_notes
-from ooco_gym.resources import load_yaml
+from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.run_notes import SEARCHED, say_clock, say_played
+from ooco_gym.study.options import names_of, seeds_of
+from ooco_gym.study.runs import Jobs, Store
+from ooco_gym.study.search import Plan
+from ooco_gym.study.tuning import with_settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -147,6 +147,16 @@ def given_cells(cells: Any, keys: Sequence[str]) -> list[tuple[str, Mapping[str,
         check_names(f"cells[{index}]", given)
         found.append((f"cells[{index}]", given))
     return found
+
+
+def check_names(where: str, given: Mapping[str, Any]) -> None:
+    """Raises UserError for a cell's workload, cluster or SLO that is neither a known name nor a file."""
+    for group in ("workload", "cluster", "slo"):
+        if isinstance(given.get(group), str):
+            try:
+                read_choice([conf_root()], group, given[group])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
 
 
 def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:

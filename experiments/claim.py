@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.settings import plain
-from experiments.common.policies import seeds_of
-from experiments.common.runner import Jobs
-from experiments.common.store import Store
 from experiments.figure import PaperFigure, names_of, play, read
 from experiments.figure_page import by_blocks, section_of_claim
 from experiments.figure_tests import judged
 from ooco_gym.files import as_json
 from ooco_gym.metrics.statistics import ADVISED_SEEDS
 from ooco_gym.report import Column, Table, console, write_page
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import Jobs, Store
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.settings import plain
-from experiments.common.policies import baseline_of, names_of, seeds_of
-from experiments.common.runner import Jobs
-from experiments.common.store import Store
-from experiments.common.tuning import parts_of, tuned_on, with_settings, words_of
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import cost_figures, price_of
 from ooco_gym.policy import get_policy
@@ -26,6 +22,9 @@ from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
 from ooco_gym.run_notes import notes_of, say_clock, say_played
+from ooco_gym.study.options import baseline_of, names_of, seeds_of
+from ooco_gym.study.runs import Jobs, Store
+from ooco_gym.study.tuning import parts_of, tuned_on, with_settings, words_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

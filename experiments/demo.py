@@ -14,12 +14,12 @@ from agents.search.command import search
 from agents.search.contest import play_held_out, ratio, search_config
 from agents.search.judging import rates_of
 from agents.settings import plain, require
-from experiments.common.policies import names_of
 from ooco_gym.errors import UserError, end_if_interrupted, whole_number
 from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.render.reading import held_windows
 from ooco_gym.report import Section, command_line, curve, joined, percent, plot, write_page
 from ooco_gym.report.pages import Plot
+from ooco_gym.study.options import names_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agents.settings import plain
-from experiments.common.policies import seeds_of
-from experiments.common.runner import Jobs
-from experiments.common.store import Store
 from experiments.figure_page import by_number, in_words, section_of, table_of_verdicts
 from experiments.figure_points import Row, measure, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
@@ -26,6 +23,8 @@ from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.files import as_json
 from ooco_gym.report import console, show_notes, write_page
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import Jobs, Store
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

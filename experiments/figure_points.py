@@ -21,10 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.capacity import Condition, by_protocol, cell_of
-from experiments.common.peaks import reference_policy
-from experiments.common.rate_search import Limits, Plan, crossings, resamples
-from experiments.common.runner import Jobs
-from experiments.common.sustain import Bench, placed, sustain
+from experiments.peaks import reference_policy
 from experiments.plan import Planner
 from experiments.plays import profiled, simulated
 from ooco_gym.errors import UserError, check_keys, finite
@@ -32,6 +29,9 @@ from ooco_gym.own_code import check
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
+from ooco_gym.study.runs import Jobs
+from ooco_gym.study.search import Limits, Plan, crossings, resamples
+from ooco_gym.study.sustain import Bench, placed, sustain
 
 Found = Sequence[Mapping[str, Any]]  # results by seed
 _PEAKS = threading.Lock()

@@ -22,12 +22,7 @@ import yaml
 
 from agents.settings import plain
 from experiments import batch_plan
-from experiments.common.policies import names_of, seeds_of
-from experiments.common.rate_search import Limits, Plan
-from experiments.common.runner import Jobs
-from experiments.common.sizes import Planner, asked_for, frontier_plot, idle_words, sized, split_words
-from experiments.common.store import Store
-from experiments.common.sustain import Bench
+from experiments.sizes import Planner, asked_for, frontier_plot, idle_words, sized, split_words
 from ooco_gym.files import as_json, atomic_write
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import HOUR_S, MILLION, price_of
@@ -48,6 +43,10 @@ from ooco_gym.report import (
     write_page,
 )
 from ooco_gym.run_notes import say_clock, say_played
+from ooco_gym.study.options import names_of, seeds_of
+from ooco_gym.study.runs import Jobs, Store
+from ooco_gym.study.search import Limits, Plan
+from ooco_gym.study.sustain import Bench
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from baselines.hygen import service_error
-from experiments.common.runner import NO_SAMPLES_S
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.perf.command import colocated_throughput, describe_iteration, prefill_saturation
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.state import PS_PER_S
 from ooco_gym.simulation import Run, Simulation, simulate
+from ooco_gym.study.runs import NO_SAMPLES_S
 from ooco_gym.workload import load_workload
 from ooco_gym.workload.offline import offline_trace
 

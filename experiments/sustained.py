@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.policies import seeds_of
-from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
-from experiments.common.runner import Jobs
-from experiments.common.sustain import Bench, Sustained, placed, sustain
-from experiments.common.tuning import parts_of
 from ooco_gym.metrics.statistics import interval, resampled_estimate, resampled_interval, within
 from ooco_gym.peak import label, title_of
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.protocol import SEEDS, WINDOW_S
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import sustained
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import Jobs
+from ooco_gym.study.search import Limits, Plan, Point, candidates_of, tune
+from ooco_gym.study.sustain import Bench, Sustained, placed, sustain
+from ooco_gym.study.tuning import parts_of
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario

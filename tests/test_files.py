@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.common.store import Store
 from ooco_gym import peak
 from ooco_gym.errors import UserError
 from ooco_gym.files import DiskFullError, atomic_write, cache_path
+from ooco_gym.study.runs import Store
 from ooco_gym.workload.catalogue import data_folder
 
 ANSWER = {"reward": 1.0}

@@ -25,7 +25,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.weights import write_weights
-from ooco_gym.population import Candidate
+from ooco_gym.study.population import Candidate
 
 FILES = (POLICY_FILE, WEIGHTS_FILE, TABLE_FILE)
 _SCHEMA = "ooco-gym/search/1"

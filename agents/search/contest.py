@@ -16,9 +16,9 @@ from agents.environments import split_seeds
 from agents.search.episodes import Field, configs_of
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import get_policy
-from ooco_gym.population import Candidate
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
+from ooco_gym.study.population import Candidate
 
 
 def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, Any]:

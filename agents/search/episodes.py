@@ -1,6 +1,6 @@
 """Search over whole episodes (`ooco-gym train agent=cma`): its windows, generations and validation.
 
-A generation's candidates (`agents.search.space`) run on the same windows (`ooco_gym.population`),
+A generation's candidates (`agents.search.space`) run on the same windows (`ooco_gym.study.population`),
 and are scored against a reference (`agents.search.judging`) for CMA-ES
 (`agents.search.optimisers`). Candidates that are behind after a few windows are dropped. The first
 candidate is the policy with default parameters. Every few generations, the best candidate and the
@@ -29,8 +29,8 @@ from agents.search.space import space_of
 from ooco_gym.envs.config import EpisodeConfig, under
 from ooco_gym.errors import UserError, signal_of
 from ooco_gym.policy import get_policy
-from ooco_gym.population import Candidate, Population, Stopped
 from ooco_gym.report.terminal import Bar, progress
+from ooco_gym.study.population import Candidate, Population, Stopped
 
 SPARE = 1.1  # safety factor on predicted durations
 

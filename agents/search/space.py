@@ -17,7 +17,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError, is_number, nearest, unknown
 from ooco_gym.policy import Param, Policy
-from ooco_gym.population import Candidate
+from ooco_gym.study.population import Candidate
 
 FIXED = ("layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks", "engine_version",
          "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")

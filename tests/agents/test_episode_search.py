@@ -26,10 +26,10 @@ from agents.search.optimisers import Cma
 from agents.search.space import ranges_of, space_of
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
-from ooco_gym.population import OUTCOME, REFUSED, Candidate, Population, Window
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
+from ooco_gym.study.population import OUTCOME, REFUSED, Candidate, Population, Window
 
 
 def agent(name="cma", **changes):
@@ -190,7 +190,7 @@ def test_windows_are_those_that_evaluate_plays():
 
 
 def test_a_window_whose_requests_change_under_way_is_refused(monkeypatch):
-    import ooco_gym.population as module
+    import ooco_gym.study.population as module
 
     window = Window(scenario(), {})
     window.play(Candidate(get_policy("deadline")))

@@ -71,7 +71,7 @@ def test_it_finds_every_module_that_has_compiled_functions() -> None:
     for path in (ROOT / "baselines").glob("*.py"):
         if "\n@hook" in path.read_text():
             assert f"baselines.{path.stem}" in names
-    assert {"ooco_gym.sim.loop", "ooco_gym.population"} <= set(names)
+    assert {"ooco_gym.sim.loop", "ooco_gym.study.population"} <= set(names)
 
 
 def test_it_counts_what_is_not_on_disk_yet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from docs.generators.claims import BEGIN, PAGES, body
 from docs.generators.marked import END
 from experiments.claim import GROUP, HOLDS, NOT, OPEN, SHOWN, UNDECIDED, claim_of, verdict_of, worst
-from experiments.common.policies import seeds_of
-from experiments.common.rate_search import Limits, Point
 from experiments.figure import names_of
 from experiments.figure_points import Row, points_of, rows_of
 from experiments.figure_tests import judged
 from ooco_gym.cli import main
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.search import Limits, Point
 
 ROOT = Path(__file__).parents[2]
 OWN = {

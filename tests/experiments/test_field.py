@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.generators.sustained import body
-from experiments.common.rate_search import (
+from experiments.sustained import Cell, Entry, entries_of, rows_of
+from ooco_gym.cli import main
+from ooco_gym.policy import get_policy, spelled
+from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import Scenario
+from ooco_gym.study.search import (
     Crossing,
     Limits,
     Plan,
@@ -25,13 +30,8 @@ from experiments.common.rate_search import (
     first_crossing,
     reason_of,
 )
-from experiments.common.sustain import Bench, sustain
-from experiments.common.tuning import with_settings
-from experiments.sustained import Cell, Entry, entries_of, rows_of
-from ooco_gym.cli import main
-from ooco_gym.policy import get_policy, spelled
-from ooco_gym.resources import load_yaml
-from ooco_gym.scenario import Scenario
+from ooco_gym.study.sustain import Bench, sustain
+from ooco_gym.study.tuning import with_settings
 
 LIMITS = Limits()
 PLAN = Plan(first=0.5, factor=2.0, last=16.0, precision=0.1)

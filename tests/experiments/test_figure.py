@@ -16,13 +16,13 @@ import yaml
 from docs.generators.marked import END
 from docs.generators.reproduction import BEGIN, body
 from experiments import figure_points
-from experiments.common.policies import seeds_of
-from experiments.common.runner import Jobs
 from experiments.figure import names_of, read
 from experiments.figure_points import Row, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import Jobs
 
 ROOT = Path(__file__).parents[2]
 OWN = {

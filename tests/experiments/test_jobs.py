@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.common import store
-from experiments.common.policies import seeds_of
-from experiments.common.runner import Jobs
-from experiments.common.store import Store, code_digest
 from ooco_gym.errors import UserError
 from ooco_gym.peak import file_stamps
 from ooco_gym.scenario import Scenario
+from ooco_gym.study import runs as store
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import Jobs, Store, code_digest
 
 SMALL = Scenario(rate_scale=0.01, duration_s=30.0)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from experiments.common import peaks
-from experiments.common.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
-from experiments.common.rate_search import Limits
-from experiments.common.runner import Jobs
+from experiments import peaks
+from experiments.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
 from ooco_gym import peak, protocol
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
+from ooco_gym.study.runs import Jobs
+from ooco_gym.study.search import Limits
 
 CHAT = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": 16}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.common.rate_search import (
+from ooco_gym.study.search import (
     EDGES,
     MOST_RATES,
     Limits,

@@ -16,8 +16,8 @@ from unittest import mock
 from ooco_gym.cli import main
 from tests.golden.digests import Digests, digest
 
-LEFT_OUT = {"schema", "notes", "remarks", "question", "limits", "title", "statement", "command", "played", "out", "files",
-            "page", "cluster_file", "workers", "threads", "versions", "simulated_anew", "cpu_s", "wall_s",
+LEFT_OUT = {"schema", "notes", "remarks", "question", "limits", "title", "statement", "command", "played", "out",
+            "files", "page", "cluster_file", "workers", "threads", "versions", "simulated_anew", "cpu_s", "wall_s",
             "playing_wall_s", "windows_per_s", "simulated_s_per_s"}
 SHORT = ("duration_s=300", "warmup_s=60")
 SEARCH = "search={first: 0.5, factor: 2.0, last: 8.0, precision: 0.2}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.common.peaks import PeakPlan, conditions_of
+from experiments.peaks import PeakPlan, conditions_of
 from ooco_gym import Scenario
 from ooco_gym.cluster import Cluster
 from ooco_gym.envs.config import episode_config

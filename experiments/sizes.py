@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.rate_search import Point
-from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
 from ooco_gym.report import curve, percent, plot
 from ooco_gym.report.pages import Plot
+from ooco_gym.study.search import Point
+from ooco_gym.study.sustain import Bench, sustain
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -130,7 +130,7 @@ class Planner:
                 "offline work is completed")
 
     def carried(self, size: Size) -> Any:
-        """Returns the largest offline rate that a size sustains (`experiments.common.sustain.Sustained`)."""
+        """Returns the largest offline rate that a size sustains (`ooco_gym.study.sustain.Sustained`)."""
         mine = self.scenario.with_(cluster=sized(self.scenario, size))
         return sustain(replace(self.bench, scenario=mine), self.policy)
 

@@ -16,10 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.policies import seeds_of
-from experiments.common.rate_search import largest_factor
-from experiments.common.runner import NO_SAMPLES_S, Jobs
-from experiments.common.sustain import late_at_most, settling
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path
 from ooco_gym.metrics.summary import summarise
@@ -37,6 +33,10 @@ from ooco_gym.peak import (
 from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import NO_SAMPLES_S, Jobs
+from ooco_gym.study.search import largest_factor
+from ooco_gym.study.sustain import late_at_most, settling
 from ooco_gym.workload import load_workload, write_trace
 
 # Fixed when the first factors were stored, so that peaks do not depend on later defaults.

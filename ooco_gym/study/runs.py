@@ -1,24 +1,37 @@
-"""Runs simulations in worker processes; known results come from the store."""
+"""Plays simulations in worker processes, and keeps their results on disk by what they depend on."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Self
 
-from experiments.common.policies import policy_identity
-from experiments.common.store import Store, code_digest, key_of
+from ooco_gym import resources
+from ooco_gym.documents import read_json
+from ooco_gym.errors import UserError
+from ooco_gym.files import as_json, cache_path, write_json
 from ooco_gym.jobs import cores, drop, pool
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.peak import file_stamps
+from ooco_gym.policy import get_policy
+from ooco_gym.policy.policy import HOOKS
 from ooco_gym.report.terminal import following, progress, remark, remarks
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
 
+PACKAGES = ("ooco_gym", "baselines", "experiments")
+# Groups of conf that make up a scenario.
+GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")
+ROOT = Path(resources.__file__).parents[1]
 Run = Callable[[Scenario, str], dict[str, Any]]
 
 
@@ -104,7 +117,7 @@ class Jobs:
                 answer.set_result(_told(known))
                 return answer
             if self._pool is None:
-                self._pool = pool(self.workers, preload=("ooco_gym", "experiments.common.runner"))
+                self._pool = pool(self.workers, preload=("ooco_gym", "ooco_gym.study.runs"))
             computed = self._pool.submit(run, scenario, policy)
             self.simulated += 1
             self._open[key] = answer  # after submission, because a broken pool raises there
@@ -176,3 +189,69 @@ def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
     described = scenario.describe()
     return key_of({"code": code_digest(), "run": [function.__module__, function.__qualname__, arguments],
                    "scenario": described, "files": file_stamps(described), "policy": policy_identity(policy)})
+
+
+def policy_identity(policy: str) -> dict[str, Any]:
+    """Returns all that a policy's decisions depend on: name, parameters, weights, foreign rules' digests."""
+    known = get_policy(policy)
+    rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
+             if (rule := getattr(known, name)) is not None]
+    others = {str(getattr(sys.modules.get(str(rule.__module__)), "__file__", "")) for rule in rules
+              if str(rule.__module__).partition(".")[0] not in PACKAGES}
+    weights = known.weights
+    return {"name": known.name, "values": dict(known.values),
+            "rules": [hashlib.sha256(Path(one).read_bytes()).hexdigest() for one in sorted(others - {""})],
+            "weights": None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()}
+
+
+# --- Results --------------------------------------------------------------------------------------------------------
+class Store:
+    """A folder of small JSON files, each with a digest of its answer; does nothing if off.
+
+    Attributes:
+        folder: of the files; None if the store is off or there is no usable cache folder.
+    """
+
+    def __init__(self, folder: Path | None = None, on: bool = True):
+        self.folder = (folder or cache_path("runs")) if on else None
+        self._writable = True
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Returns the stored answer; None if it is missing, unreadable or damaged."""
+        if self.folder is None:
+            return None
+        try:
+            entry = read_json(self.folder / key[:2] / f"{key}.json")
+        except UserError:
+            return None
+        if not isinstance(entry, dict) or entry.get("digest") != key_of([key, entry.get("answer")]):
+            return None
+        return entry["answer"]
+
+    def put(self, key: str, answer: dict[str, Any]) -> None:
+        """Stores an answer, atomically; warns once if the folder cannot be written."""
+        if self.folder is None or not self._writable:
+            return
+        kept = as_json(answer)
+        try:
+            write_json(self.folder / key[:2] / f"{key}.json", {"digest": key_of([key, kept]), "answer": kept})
+        except (OSError, UserError) as error:
+            self._writable = False
+            warnings.warn(f"results are not cached: folder '{self.folder}' cannot be written ({error}); set "
+                          "OOCO_GYM_CACHE to a writable folder", UserWarning, stacklevel=2)
+
+
+def key_of(question: Any) -> str:
+    """Returns the digest of a question, which includes all that its answer depends on, also the code's digest."""
+    return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# --- Code -----------------------------------------------------------------------------------------------------------
+@cache
+def code_digest() -> str:
+    """Returns the digest of our sources and of the configuration that makes up scenarios."""
+    digest, conf = hashlib.sha256(), resources.conf_root()
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    for path in sorted(files + [path for group in GROUPS for path in (conf / group).glob("*.yaml")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.rate_search import (
+from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy
+from ooco_gym.study.runs import Jobs
+from ooco_gym.study.search import (
     Crossing,
     Limits,
     Plan,
@@ -18,9 +21,6 @@ from experiments.common.rate_search import (
     first_crossing,
     resamples,
 )
-from experiments.common.runner import Jobs
-from ooco_gym.errors import UserError
-from ooco_gym.policy import get_policy
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario

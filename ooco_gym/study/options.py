@@ -1,25 +1,17 @@
-"""Policies, the baseline and seeds by name, and a digest of what a policy's decisions depend on."""
+"""Reads what commands have in common: policies, the baseline, seeds."""
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.common.store import PACKAGES
-from ooco_gym.cli.commands import read_choice
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.policy import get_policy
-from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS, baseline_among
-from ooco_gym.resources import conf_root
 
 MOST_SEEDS, LONGEST_SEED = 1_000_000, 18  # most seeds, and most digits of a seed
 
 
-# --- Options --------------------------------------------------------------------------------------------------------
 def names_of(options: Mapping[str, Any]) -> list[str]:
     """Returns the policies to measure, `policies`, each checked against the registry.
 
@@ -74,27 +66,3 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
         return tuple(range(int(ends[0]), int(ends[1])))
     raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3), a list such as [1,2,3] or a range "
                     "such as 101:121, whose end is excluded")
-
-
-def check_names(where: str, given: Mapping[str, Any]) -> None:
-    """Raises UserError for a cell's workload, cluster or SLO that is neither a known name nor a file."""
-    for group in ("workload", "cluster", "slo"):
-        if isinstance(given.get(group), str):
-            try:
-                read_choice([conf_root()], group, given[group])
-            except UserError as error:
-                raise UserError(f"{where}: {error}") from error
-
-
-# --- Policies -------------------------------------------------------------------------------------------------------
-def policy_identity(policy: str) -> dict[str, Any]:
-    """Returns all that a policy's decisions depend on: name, parameters, weights, foreign rules' digests."""
-    known = get_policy(policy)
-    rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
-             if (rule := getattr(known, name)) is not None]
-    others = {str(getattr(sys.modules.get(str(rule.__module__)), "__file__", "")) for rule in rules
-              if str(rule.__module__).partition(".")[0] not in PACKAGES}
-    weights = known.weights
-    return {"name": known.name, "values": dict(known.values),
-            "rules": [hashlib.sha256(Path(one).read_bytes()).hexdigest() for one in sorted(others - {""})],
-            "weights": None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()}

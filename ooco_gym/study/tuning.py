@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.policies import seeds_of
-from experiments.common.rate_search import candidates_of
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.policy import get_policy
 from ooco_gym.resources import load_yaml
+from ooco_gym.study.options import seeds_of
+from ooco_gym.study.search import candidates_of
 from ooco_gym.workload import resolve_workload
 
 if TYPE_CHECKING:
-    from experiments.common.runner import Jobs
     from ooco_gym.scenario import Scenario
+    from ooco_gym.study.runs import Jobs
 
 
 def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Shared code of the commands and studies of the experiments."""
