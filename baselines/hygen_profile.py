@@ -32,6 +32,7 @@ from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.report.terminal import remark
 from ooco_gym.simulation import simulate
+from ooco_gym.study.search import bisected
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import ResolvedScenario, Scenario
@@ -94,10 +95,8 @@ def search(values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], flo
     low, high = 0.0, highest(run(trials[0], math.inf))
     if holds(math.inf) or holds(high):
         return high
-    for _ in range(int(values["profile_steps"])):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    steps = iter(range(int(values["profile_steps"])))
+    return bisected(holds, low, high, lambda *_: next(steps, None) is not None)[0]
 
 
 def alone(scenario: Played) -> Played:

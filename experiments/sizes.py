@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
 from ooco_gym.report import curve, percent, plot
 from ooco_gym.report.pages import Plot
-from ooco_gym.study.search import Point
+from ooco_gym.study.search import Point, bisected, walked
 from ooco_gym.study.sustain import Bench, sustain
 
 if TYPE_CHECKING:
@@ -102,21 +103,18 @@ class Planner:
             UserError: `most` instances are too few.
         """
         tried: dict[int, Sized] = {}
-        fails, holds, count = self.least - 1, 0, self.least
-        while not holds:
+
+        def fails(count: int) -> bool:
             tried[count] = self.best(count, rate)
-            if tried[count].holds:
-                holds = count
-            elif count == most:
-                raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                                f"{self.broken(tried[count].point)}; raise most, lower the load or relax the SLO")
-            else:
-                fails, count = count, min(2 * count, most)
-        while holds - fails > 1:
-            middle = (holds + fails) // 2
-            tried[middle] = self.best(middle, rate)
-            fails, holds = (fails, middle) if tried[middle].holds else (middle, holds)
-        return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
+            return not tried[count].holds
+
+        counts = itertools.takewhile(lambda count: count < most, (self.least * 2**n for n in itertools.count()))
+        few, enough = walked(fails, [*counts, most])
+        if enough is None:
+            raise UserError(f"most={most} instances are too few for '{self.policy}': "
+                            f"{self.broken(tried[most].point)}; raise most, lower the load or relax the SLO")
+        _, enough = bisected(fails, self.least - 1 if few is None else few, enough, lambda low, high: high - low > 1)
+        return [*(one for one in tried.values() if one.instances != enough), tried[enough]]
 
     def broken(self, point: Point) -> str:
         """Returns the violations of a size beyond the limits, in words."""

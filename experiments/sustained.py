@@ -23,9 +23,9 @@ from ooco_gym.render import write_report
 from ooco_gym.render.reading import sustained
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import Limits, Plan, Point, candidates_of, tune
+from ooco_gym.study.search import Limits, Plan, Point
 from ooco_gym.study.sustain import Bench, Sustained, placed, sustain
-from ooco_gym.study.tuning import parts_of
+from ooco_gym.study.tuning import candidates_of, parts_of, tune
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario

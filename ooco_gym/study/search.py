@@ -1,29 +1,27 @@
-"""Search for the highest sustainable offline rate: a grid to the first crossing, then bisection
-(OOCO 5.2); tuning.
+"""Searches: the largest load, or the fewest instances, that hold.
 
-`first_crossing` simulates every seed on a grid from below. With many seeds, `crossing_near` lets a
-few of them find the neighbourhood, and simulates all only around it. A policy's parameters that its
-paper leaves open are tuned by the same search, on validation seeds and with a stated budget.
+`walked` goes up to the first value that does not hold, `bisected` halves the bracket; all searches
+are made of them. `first_crossing` so finds the highest sustainable offline rate (OOCO 5.2), with
+every seed at each rate. With many seeds, `crossing_near` lets a few of them find the neighbourhood,
+and simulates all only around it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.metrics.statistics import expanded_tail
-from ooco_gym.policy import spelled
 from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
 from ooco_gym.report import percent
 
 MOST_RATES = 24
 MOST_RESAMPLES = 4000
 MOST_FACTOR = 1e4  # of a load
-STEP, MOST_STEPS = 1.08, 12  # of a race of candidates: factor of the rate between heats, and most heats
 EDGE = 1.25  # factor to a further rate, if the interval reaches beyond the outermost one
 EDGES = 3    # most such rates on one side
 
@@ -145,24 +143,17 @@ def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limit
     Violations need not be monotone in the rate, so the grid is walked from below and only the first
     crossing is bisected; sustainable rates above it are ignored.
     """
-    points: dict[float, Point] = {}
+    points: dict[float | None, Point] = {}
 
-    def try_rate(rate: float) -> Point:
+    def holds(rate: float) -> bool:
         points[rate] = points[rate] if rate in points else evaluate(rate)
-        return points[rate]
+        return points[rate].holds(limits)
 
-    best, failed = None, None
-    ahead = [0.0, *plan.grid()]
-    while ahead and failed is None:
-        point = try_rate(ahead.pop(0))
-        best, failed = (point, None) if point.holds(limits) else (best, point)
-    if failed is not None and best is not None:
-        while failed.rate - best.rate > plan.precision * failed.rate and failed.rate > plan.first * plan.precision:
-            middle = try_rate(0.5 * (best.rate + failed.rate))
-            if middle.holds(limits):
-                best = middle
-            else:
-                failed = middle
+    best, failed = walked(holds, [0.0, *plan.grid()])
+    if best is not None and failed is not None:
+        best, failed = bisected(holds, best, failed, lambda low, high: high - low > plan.precision * high
+                                and high > plan.first * plan.precision)
+    best, failed = points.get(best), points.get(failed)
     return Crossing(best, failed, reason_of(failed, limits), sorted(points.values(), key=lambda point: point.rate))
 
 
@@ -220,6 +211,25 @@ def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[f
     return float(rate), float(tokens[index - 1] + share * (tokens[index] - tokens[index - 1]))
 
 
+def walked(holds: Callable[[Any], bool], values: Iterable[Any]) -> tuple[Any, Any]:
+    """Returns the last of ascending values before the first that does not hold, and that one; None for missing ones."""
+    best = None
+    for value in values:
+        if not holds(value):
+            return best, value
+        best = value
+    return best, None
+
+
+def bisected(holds: Callable[[Any], bool], best: Any, failed: Any, wide: Callable[[Any, Any], bool]) -> tuple[Any, Any]:
+    """Returns a bracket from `best`, which holds, to `failed`, halved while it is `wide`; of whole
+    numbers the middle is rounded down."""
+    while wide(best, failed):
+        middle = (best + failed) // 2 if isinstance(best, int) else 0.5 * (best + failed)
+        best, failed = (middle, failed) if holds(middle) else (best, middle)
+    return best, failed
+
+
 def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float
                    ) -> tuple[float, float] | None:
     """Returns the largest load factor with violations within `limit`: doubling upwards, then bisection.
@@ -233,71 +243,19 @@ def largest_factor(violations: Callable[[float], float], limit: float, first: fl
     Returns:
         (factor, its violations), or None if even `first` exceeds the limit.
     """
-    low, low_share = first, violations(first)
-    if low_share > limit:
+    shares: dict[float, float] = {}
+
+    def holds(factor: float) -> bool:
+        shares[factor] = violations(factor)
+        return shares[factor] <= limit
+
+    doubled = itertools.takewhile(lambda factor: factor < MOST_FACTOR, (first * 2.0**n for n in itertools.count()))
+    best, failed = walked(holds, doubled)
+    if best is None:
         return None
-    high = 2 * low
-    while high < MOST_FACTOR and (share := violations(high)) <= limit:
-        low, low_share, high = high, share, 2 * high
-    while high - low > precision * high:
-        middle = 0.5 * (low + high)
-        share = violations(middle)
-        if share <= limit:
-            low, low_share = middle, share
-        else:
-            high = middle
-    return low, low_share
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The result of tuning a policy.
-
-    Attributes:
-        policy: the winner, `name:param=value,…`.
-        rate: highest offline rate that the winner sustained on the validation seeds.
-        default_rate: the same for the default.
-    """
-
-    policy: str
-    rate: float
-    default_rate: float
-
-
-def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns policy names with the given parameter values."""
-    return [spelled(name, values) for values in settings]
-
-
-def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits
-         ) -> Tuning:
-    """Races candidates: from the default's crossing the rate is raised while any candidate sustains
-    it.
-
-    Args:
-        default: the policy with default parameters.
-        others: the other candidates.
-        evaluate: returns a policy's results at an offline rate, on the validation seeds.
-        plan: the search for the default's crossing.
-        limits: of a sustainable rate.
-
-    Returns:
-        The candidate that sustained the highest rate; among equals the one with the fewest
-        violations there.
-    """
-    start = first_crossing(lambda rate: evaluate(default, rate), plan, limits)
-    default_rate = start.best.rate if start.best is not None else 0.0
-    rate = max(default_rate, plan.first)
-    field: list[str] = [default, *others]
-    winner, best_rate = default, default_rate
-    for _ in range(MOST_STEPS):
-        heat = {policy: evaluate(policy, rate) for policy in field}
-        held = [policy for policy in field if heat[policy].holds(limits)]
-        if not held:
-            break
-        winner = min(held, key=lambda policy: float(heat[policy].violations.mean()))
-        best_rate, field, rate = rate, held, rate * STEP
-    return Tuning(winner, best_rate, default_rate)
+    failed = 2 * best if failed is None else failed
+    best, _ = bisected(holds, best, failed, lambda low, high: high - low > precision * high)
+    return best, shares[best]
 
 
 def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, limits: Limits) -> Crossing:

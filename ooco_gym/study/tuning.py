@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError, is_number, unknown
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.search import candidates_of
+from ooco_gym.study.search import Limits, Plan, Point, first_crossing
 from ooco_gym.workload import resolve_workload
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
     from ooco_gym.study.runs import Jobs
+
+
+STEP, MOST_STEPS = 1.08, 12  # of a race of candidates: factor of the rate between heats, and most heats
 
 
 def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
@@ -108,3 +112,55 @@ def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str,
         said.append(f"{name} {'with default parameters' if best == name else f'as {best}'} (best of {tried})")
     said += [f"{name} not tuned (no candidates in tuning.policies)" for name in policies if name not in found]
     return f"tuned on {on}: {', '.join(said)}"
+
+
+# --- A race at rising loads -----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Tuning:
+    """The result of tuning a policy.
+
+    Attributes:
+        policy: the winner, `name:param=value,…`.
+        rate: highest offline rate that the winner sustained on the validation seeds.
+        default_rate: the same for the default.
+    """
+
+    policy: str
+    rate: float
+    default_rate: float
+
+
+def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns policy names with the given parameter values."""
+    return [spelled(name, values) for values in settings]
+
+
+def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits
+         ) -> Tuning:
+    """Races candidates: from the default's crossing the rate is raised while any candidate sustains
+    it.
+
+    Args:
+        default: the policy with default parameters.
+        others: the other candidates.
+        evaluate: returns a policy's results at an offline rate, on the validation seeds.
+        plan: the search for the default's crossing.
+        limits: of a sustainable rate.
+
+    Returns:
+        The candidate that sustained the highest rate; among equals the one with the fewest
+        violations there.
+    """
+    start = first_crossing(lambda rate: evaluate(default, rate), plan, limits)
+    default_rate = start.best.rate if start.best is not None else 0.0
+    rate = max(default_rate, plan.first)
+    field: list[str] = [default, *others]
+    winner, best_rate = default, default_rate
+    for _ in range(MOST_STEPS):
+        heat = {policy: evaluate(policy, rate) for policy in field}
+        held = [policy for policy in field if heat[policy].holds(limits)]
+        if not held:
+            break
+        winner = min(held, key=lambda policy: float(heat[policy].violations.mean()))
+        best_rate, field, rate = rate, held, rate * STEP
+    return Tuning(winner, best_rate, default_rate)

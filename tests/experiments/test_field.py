@@ -26,12 +26,11 @@ from ooco_gym.study.search import (
     Plan,
     Point,
     bracket,
-    candidates_of,
     first_crossing,
     reason_of,
 )
 from ooco_gym.study.sustain import Bench, sustain
-from ooco_gym.study.tuning import with_settings
+from ooco_gym.study.tuning import candidates_of, with_settings
 
 LIMITS = Limits()
 PLAN = Plan(first=0.5, factor=2.0, last=16.0, precision=0.1)

@@ -13,13 +13,12 @@ from ooco_gym.study.search import (
     Limits,
     Plan,
     Point,
-    candidates_of,
     crossing_near,
     crossings,
     first_crossing,
     resamples,
-    tune,
 )
+from ooco_gym.study.tuning import candidates_of, tune
 
 LIMITS = Limits()
 PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)
