@@ -68,20 +68,6 @@ def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int
         positive(place, key, name=f"{where}.{key}")
 
 
-def seeds(value: Any) -> list[int] | None:
-    """Returns a list of different seeds; None for null, which stands for a split's seeds."""
-    if value is None:
-        return None
-    listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if not listed or any(not is_whole(seed) or seed < 0 for seed in listed):
-        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], or "
-                        "null for the environment's split")
-    if len(set(listed)) < len(listed):
-        twice = next(seed for seed in listed if listed.count(seed) > 1)
-        raise UserError(f"seeds={value} names {twice} twice; expected each seed once")
-    return listed
-
-
 _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
     "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxruntime"),

@@ -35,7 +35,6 @@ from agents.evaluation.players import (
 from agents.evaluation.scoring import budget_words, score
 from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
-from agents.settings import seeds as checked_seeds
 from ooco_gym.cli.sweep import FILE as SWEEP_FILE
 from ooco_gym.envs import imported
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
@@ -45,6 +44,7 @@ from ooco_gym.render import write_report
 from ooco_gym.render.reading import evaluated
 from ooco_gym.report.terminal import track
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.study.options import seeds_of
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
 SCHEMA = "ooco-gym/evaluation/1"
@@ -90,15 +90,13 @@ def main(cfg: Any) -> dict[str, Any]:
     env |= {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
     entrants = _entrants(_listed(env, config.get("policies")))
     asked = config.get("seeds")
-    seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
+    seeds = list(seeds_of(asked, known=split_seeds(env, "test") if asked is None or is_whole(asked) else None))
     games = windows(seeds, whole(config, "episodes", 1))
     suites = {shift: dict(env) if shift is None else {**env, "shift": shift}
               for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
     notes = notes_of(env, entrants, seeds)
-    alone = [f"seeds={asked} is seed {asked} alone; several are a list, such as seeds=[1,2,3], which is what a number "
-             "means in compare, capacity and plan"] * is_whole(asked)
-    for note in (*notes, *alone):
+    for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
@@ -327,7 +325,7 @@ def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes:
     if not seeds and not config.get("splits"):
         raise UserError(f"evaluate: no file gives the held-out seeds of '{config.get('id')}'; expected seeds=[...], "
                         "or a YAML path with id and splits as env")
-    seeds = seeds or split_seeds(config, split)
+    seeds = seeds_of(seeds, known=split_seeds(config, split) if config.get("splits") else None)
     if name in beside:
         raise UserError(f"evaluate(name={name!r}): another policy has this name; choose a different one")
     flat = config.pop("flat", False)
@@ -336,7 +334,7 @@ def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes:
         return act(np.concatenate([observation[key] for key in sorted(observation)]) if flat else observation)
 
     with given(name, by_parts), tempfile.TemporaryDirectory() as folder:
-        return main({"env": config, "policies": [name, *beside], "seeds": seeds, "workers": 1,
+        return main({"env": config, "policies": [name, *beside], "seeds": list(seeds), "workers": 1,
                      "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from agents.environments import check_ours, make_env, split_seeds
 from agents.evaluation.play_outs import PlayOuts
-from agents.settings import group, number, plain, positive_or_null, seeds, whole
+from agents.settings import group, number, plain, positive_or_null, whole
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.features import candidate_table
 from ooco_gym.errors import UserError
@@ -34,6 +34,7 @@ from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import track
 from ooco_gym.scenario import DAY_S
+from ooco_gym.study.options import seeds_of
 
 FOLDS = 5  # of windows: the model chooses in each fold after it was fitted to the others
 PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; chosen by cross-validation over windows
@@ -197,7 +198,7 @@ def main(cfg: Any) -> dict[str, Any]:
     lengths = {key: number(config, key, most=DAY_S) for key in ("window_s", "warmup_s") if config[key] is not None}
     env = {**group(config, "env"), **lengths}
     check_ours(env, "headroom")
-    names = seeds(config["seeds"]) or split_seeds(env, "train")
+    names = seeds_of(config["seeds"], known=split_seeds(env, "train"))
     windows = [(place, (int(names[place % len(names)]), place // len(names))) for place in range(config["episodes"])]
     share = -(-int(config["decisions"]) // len(windows))
     play = partial(play_window, {**config, "env": env}, share)

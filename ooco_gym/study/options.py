@@ -42,14 +42,19 @@ def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
     return str(baseline)
 
 
-def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
-    """Returns seeds from a list, a number n (1 … n), or a range `first:end`; None: the protocol's
-    number of seeds.
+def seeds_of(value: Any, key: str = "seeds", known: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Returns seeds from a list, a range `first:end`, or a number n: the first n.
+
+    Args:
+        value: as given; None: all `known`, else the protocol's number.
+        key: what the user calls it.
+        known: seeds of an environment's split, from which a number takes the first; None: 1, 2, 3, …
 
     Raises:
-        UserError: no list of different integers, and no number of at least 1.
+        UserError: none of these, or more than there are.
     """
-    value = SEEDS if value is None else value
+    if value is None:
+        value = SEEDS if known is None else list(known)
     ends = str(value).split(":")
     if any(end.isdecimal() and len(end) > LONGEST_SEED for end in ends) or (
             all(map(str.isdecimal, ends)) and int(ends[-1]) - int(ends[0]) * (len(ends) > 1) > MOST_SEEDS):
@@ -57,12 +62,16 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise UserError(f"{key}={value} must be at least 1, or a list such as [1,2,3]")
-        return tuple(range(1, value + 1))
+        if known is not None and value > len(known):
+            raise UserError(f"{key}={value}: the environment's split has {len(known)} seeds; expected at most so many, "
+                            "or a list or range of others")
+        return tuple(range(1, value + 1) if known is None else known[:value])
     if isinstance(value, (list, tuple)) and value and all(type(seed) is int for seed in value):
         if len(set(value)) < len(value):
             raise UserError(f"{key}={list(value)} has a seed twice; expected different whole numbers")
         return tuple(value)
     if len(ends) == 2 and all(end.isdecimal() for end in ends) and int(ends[0]) < int(ends[1]):
         return tuple(range(int(ends[0]), int(ends[1])))
-    raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3), a list such as [1,2,3] or a range "
+    first = "1, 2, 3" if known is None else "the first 3 of the environment's split"
+    raise UserError(f"{key}={value!r} must be a number of seeds (3 means {first}), a list such as [1,2,3] or a range "
                     "such as 101:121, whose end is excluded")

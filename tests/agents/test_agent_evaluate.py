@@ -196,9 +196,12 @@ def test_equal_figures_share_a_rank():
     assert {one["policy"]: one["rank"] for one in result["policies"]} == {"first": 1, "twin": 1, "other": 3}
 
 
-def test_a_number_of_seeds_is_said_to_be_one_seed(tmp_path):
-    with pytest.warns(UserWarning, match="seeds=21 is seed 21 alone; several are a list"):
-        assert evaluate.main(config(tmp_path, seeds=21, episodes=2))["seeds"] == [21]
+def test_a_number_of_seeds_is_the_first_of_the_split(tmp_path):
+    """As in every command: a count, a list or a range."""
+    found = {asked: evaluate.main(config(tmp_path, seeds=asked, episodes=2))["seeds"] for asked in (1, 2, "21:23")}
+    assert found == {1: [21], 2: [21, 22], "21:23": [21, 22]}
+    with pytest.raises(UserError, match="the environment's split has 3 seeds"):
+        evaluate.main(config(tmp_path, seeds=7, episodes=2))
 
 
 def test_ranks_words_and_intervals_are_one_test():
@@ -292,8 +295,8 @@ def test_interval_covers_the_spread_of_windows():
     ({"policies": ["oco"]}, "'oco' is neither a known policy (did you mean 'ooco'?) nor a run folder"),
     ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
     ({"env": "gatting.csv"}, "env=gatting.csv is not a configuration"),
-    ({"seeds": ["x"]}, "seeds=['x'] must be a list of whole numbers of at least 0"),
-    ({"seeds": [21, 21]}, "names 21 twice"),
+    ({"seeds": ["x"]}, "seeds=['x'] must be a number of seeds"),
+    ({"seeds": [21, 21]}, "has a seed twice"),
     ({"shift": []}, "shift=[] is empty"),
     ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
     ({"episodes": 0}, "episodes must be a whole number of at least 1, got 0"),
