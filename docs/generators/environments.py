@@ -377,9 +377,9 @@ def _to_learn(root: Path) -> list[str]:
             "*Would show* is the smallest gain that the interval distinguishes from zero, in % of a window's offline "
             "service, if gains of single decisions add up. Where decisions are many, the effect of one is below the "
             "noise. *Learned* compares a learned policy with the best heuristic over whole windows.", "",
-            "**begin** (start here): the learned policy beats the best heuristic, or ties with it and beats default "
-            f"OOCO by far, so a learning curve rises. **solved**: the learned policy is within {SOLVED:.0%} of a "
-            "simple heuristic. **open**: all others.", "",
+            "**begin** (start here): the learned policy beats the best heuristic, or ties with it and beats random "
+            "actions and the untrained network, so a learning curve rises. **solved**: the learned policy is within "
+            f"{SOLVED:.0%} of a simple heuristic. **open**: all others.", "",
             table(("id", "status", "decisions a second", "sampled", "model", "placebo", "would show", "learned"),
                   rows), ""]
 
@@ -393,7 +393,7 @@ def _learnable(root: Path) -> dict[str, Any]:
 def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of an environment: its status, decisions a second, how many were played out, gains, what would show."""
     learned, shows = found.get("learned"), resolution(found)
-    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_ooco" in learned)):
+    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_start" in learned)):
         word = "begin"
     else:
         word = "solved" if learned and abs(learned["low"]) < SOLVED > abs(learned["high"]) else "open"
@@ -401,7 +401,9 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     told = "not tried"
     if learned:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
-        told += f", {learned['over_ooco']:+.0%} over `ooco`" if "over_ooco" in learned else ""
+        if "over_start" in learned:
+            told += (f", {learned['over_random']:+.1%} over random actions, {learned['over_start']:+.0%} over the "
+                     "untrained network")
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
             f"{100 * shows:,.0f} %", told)
 
