@@ -19,6 +19,7 @@ from ooco_gym.resources import load_yaml
 CLAIRVOYANT = "belady"
 RETENTIONS = ("lru", "ttl", "turns", CLAIRVOYANT)  # eviction orders of a prefix cache (`sim.retention`)
 FIRST_TOKENS = ("prefill", "decode")
+RETENTION_KEYS = {"ttl": ("retention_ttl_s",), "turns": ("retention_turn_s", "retention_token_s")}
 CHOICES = {"retention": RETENTIONS, "pd_first_token": FIRST_TOKENS}
 MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # limits: requests of a batch and tokens of a block; instances of a group
 # Lowest and highest value of each number, and its unit in a message. Transfer times must fit the
@@ -125,6 +126,10 @@ class Cluster:
             if getattr(cluster, key) not in known:
                 raise UserError(f"cluster '{cluster.name}': {key} must be one of {', '.join(known)}, got "
                                 f"{getattr(cluster, key)!r}")
+        keys = RETENTION_KEYS.get(cluster.retention, ())
+        if keys and not any(getattr(cluster, key) for key in keys):
+            raise UserError(f"cluster '{cluster.name}': retention={cluster.retention} is lru as long as "
+                            f"{'=0 and '.join(keys)}=0: give {keys[-1]}, in seconds (docs/simulator.md)")
         if cluster.mixed and cluster.pd_first_token != FIRST_TOKENS[0]:
             raise UserError(f"cluster '{cluster.name}': pd_first_token={cluster.pd_first_token} is of relaxed and "
                             "strict pools; mixed instances prefill and decode a request in one place")

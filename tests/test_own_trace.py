@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from pyarrow import csv
 from pyarrow import parquet as pq
 
@@ -19,7 +20,7 @@ from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 from ooco_gym.simulation import Simulation, requests_of
-from ooco_gym.workload import Trace, read_trace, write_trace
+from ooco_gym.workload import Trace, generate, load_workload, read_trace, write_trace
 
 ROWS, SPAN_S = 240, 1200.0
 OFFLINE = np.arange(ROWS) % 3 == 0
@@ -206,10 +207,68 @@ def test_a_cluster_left_open_is_one_that_fits_trace_and_policy(fields: dict[str,
     assert [known.for_policies(kind).cluster.name for kind in (False, True)] == [pools, mixed]
 
 
-def test_a_key_of_a_generator_beside_a_path_is_refused() -> None:
-    with pytest.raises(UserError, match="path=week.csv is a trace file, for which 'tide' is not a key"):
-        Scenario(workload={"path": written(), "tide": [1.0] * 24})
-    assert main(["simulate", "policy=ooco", "workload.path=week.csv", "workload.mean_rate_per_s=3"]) == 2
+AZURE = {**load_yaml("workload", "azure_conv"), "path": "week.csv"}     # as a command composes it
+
+
+@pytest.mark.parametrize(("workload", "key", "instead"), [
+    ({**AZURE, "mean_rate_per_s": 10}, "mean_rate_per_s", "online_rate=… or rate_scale=…"),
+    ({"name": "azure_conv", "path": "week.csv", "sharing": {"form": "chat"}}, "sharing", "leave it out"),
+    ({"path": "week.csv", "tide": [1.0] * 24}, "tide", "online_rate=…"), ({**AZURE, "mix": "ooc"}, "mix", "leave it"),
+    ({"path": "week.csv", "time_scal": 2}, "time_scal", "did you mean 'time_scale'"),
+    ({"path": "week.csv", "at_once": True}, "at_once", "column of times, 'arrival_s'"),
+    ({"path": "week.csv", "block_tokens": 32}, "block_tokens", "columns.prefix_hashes=NAME"),
+    ({"path": "bare.csv", "at_once": True, "time_unit": "ms"}, "time_unit", "no column of times"),
+    ({"path": "bare.csv", "at_once": True, "time_scale": 2.0}, "time_scale", "leave it out"),
+    ({"mix": "week.csv+ooc", "time_unit": "ms"}, "time_unit", "'ooco-gym data import'"),
+    ({**load_yaml("workload", "ooc"), "mix": "week.csv+ooc", "cv": 3.0}, "cv", "YAMLs of yours"),
+    ({"mix": "week.csv@a+ooc@b", "class": "c"}, "class", "each part"), ("file.yaml+ooc", "path", "workload.path=FILE"),
+    *(({"name": "ooc", key: value}, key, "workload.path=FILE") for key, value in {
+        "format": "azure", "columns": {"class": "qos"}, "time_unit": "ms", "time_scale": 2.0, "block_tokens": 16,
+        "only": {"status": 200}, "distinct": True, "at_once": True}.items())])
+def test_a_key_that_has_no_effect_on_a_workload_is_refused(workload: Any, key: str, instead: str) -> None:
+    written()
+    Path("bare.csv").write_text("prompt_tokens,output_tokens\n300,20\n300,20\n")
+    Path("file.yaml").write_text("path: week.csv\n")
+    with pytest.raises(UserError) as error:
+        load_workload(workload, duration_s=100.0, seed=1)
+    assert all(text in str(error.value) for text in (key, "no effect", instead)), error.value
+    if isinstance(workload, dict):
+        with pytest.raises(UserError, match=key):
+            Scenario(workload=workload).resolve()
+
+
+def test_commands_refuse_a_key_that_has_no_effect_on_a_workload(capsys: Any) -> None:
+    written()
+    for words in (["simulate", "workload=azure_conv", "workload.path=week.csv", "workload.mean_rate_per_s=10"],
+                  ["simulate", "workload.path=week.csv", "workload.mean_rate_per_s=10"],
+                  ["workload", "make", "ooc", "time_unit=ms"], ["workload", "show", "ooc", "distinct=true"]):
+        assert main([*words, "out=out"]) == 2 and not Path("out").exists()
+        assert words[-1].partition("=")[0].rpartition(".")[2] in capsys.readouterr().err
+
+
+def test_a_workloads_own_keys_do_not_count_beside_a_file() -> None:
+    assert len(load_workload({**AZURE, "path": written()}, duration_s=SPAN_S, seed=1)) == ROWS
+
+
+def test_scale_and_mix_in_a_yaml_have_their_effect_from_python_too() -> None:
+    window = {"start_s": 0.0, "duration_s": 600.0, "seed": 1}
+    values = {**load_yaml("workload", "ooc"), "name": "mine", "scale": 0.5}
+    Path("mine.yaml").write_text(yaml.safe_dump(values))
+    Path("both.yaml").write_text(f"mix: {written()}+week.csv\nscale: 0.5\n")
+    half = load_workload("mine.yaml", **window)
+    assert half.equals(generate({**values, "scale": 1.0}, rate_scale=0.5, **window))
+    assert half.equals(load_workload(values, **window)) and half.equals(generate(values, **window))
+    mixed = load_workload({"mix": "week.csv+week.csv", "scale": 0.5}, **window)
+    assert load_workload("both.yaml", **window).equals(mixed)
+
+
+def test_the_times_of_a_trace_are_stretched_by_a_factor() -> None:
+    rows = "".join(f"{5 * i},100,10,{i % 2},{5 * i + 1}\n" for i in range(4))
+    Path("chat.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,session,end_s\n{rows}")
+    trace = read_trace("chat.csv", time_scale=0.5)
+    assert trace.arrival_s.tolist() == [0.0, 2.5, 5.0, 7.5] and trace.think_s.tolist()[2:] == [4.5, 4.5]
+    found = run("workload", "make", written("week.parquet"), "time_scale=2", "duration_s=2400", "to=slow.csv")
+    assert found["requests"] == ROWS and read_trace("slow.csv").arrival_s[-1] == 2 * (SPAN_S - 0.25)
 
 
 # --- Environments -----------------------------------------------------------------------------------------------------
@@ -309,7 +368,7 @@ def test_classes_in_any_letter_case_and_priorities_are_read() -> None:
 def test_hashes_of_64_bits_and_of_full_blocks_alone_are_read() -> None:
     large = 2**64 - 5
     rows = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [large, 7]},
-            {"timestamp": 9, "input_length": 1024, "output_length": 5, "hash_ids": [large, 7]}]
+            {"timestamp": 900, "input_length": 1024, "output_length": 5, "hash_ids": [large, 7]}]
     Path("full.jsonl").write_text("\n".join(map(json.dumps, rows)))
     trace = read_trace("full.jsonl")
     assert trace.prefix_hashes is not None and trace.prefix_hashes[1].tolist() == [-5, 7, -5, 7]

@@ -20,9 +20,9 @@ from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
 from ooco_gym.workload.fitting import Fit, fit
 from ooco_gym.workload.generate import list_workloads
-from ooco_gym.workload.load import resolve_workload
-from ooco_gym.workload.mix import parse_workload
-from ooco_gym.workload.trace import HOW
+from ooco_gym.workload.load import Workload, resolve_workload
+from ooco_gym.workload.mix import is_trace_file, parse_workload
+from ooco_gym.workload.trace import HOW, is_set
 from ooco_gym.workload.trace_file import read_described
 from ooco_gym.workload.writing import write_trace
 
@@ -112,14 +112,13 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
 
 def _show(values: dict[str, Any]) -> dict[str, Any]:
     source, duration_s, read = str(values["source"]), float(values["duration_s"]), {}
-    if source in list_datasets() and source not in list_workloads():
+    is_dataset = source in list_datasets() and source not in list_workloads()
+    if is_dataset or (is_trace_file(source) and "+" not in source):
         path, dataset = find_source(source)
-        trace, read = read_described(path, dataset=dataset)
+        trace, read = read_described(path, dataset, **{key: values[key] for key in HOW})
         source = str(path)
-    elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz", ".xz") and "+" not in source:
-        trace, read = read_described(Path(source), **{key: values[key] for key in HOW})
     else:
-        workload = resolve_workload(source)
+        workload = _resolved(values)
         start_s, _ = workload.window(values["start_s"], duration_s)
         factor = min(1.0, SHOWN_REQUESTS / max(1.0, workload.mean_rate() * duration_s))
         trace = workload.draw(start_s=start_s, duration_s=duration_s, seed=int(values["seed"]), rate_scale=factor)
@@ -137,6 +136,12 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
     return {**figures, "page": page}
 
 
+def _resolved(values: Mapping[str, Any]) -> Workload:
+    """Returns the source with the options for reading a file, if any is set."""
+    source, how = str(values["source"]), {key: values[key] for key in HOW}
+    return resolve_workload({"path" if is_trace_file(source) else "mix": source, **how} if is_set(how) else source)
+
+
 def _origin(source: str) -> list[str]:
     """Returns the origin of a workload's or mix's generators: source, what is measured, what is assumed."""
     told = []
@@ -148,8 +153,7 @@ def _origin(source: str) -> list[str]:
 
 
 def _make(values: dict[str, Any]) -> dict[str, Any]:
-    source, duration_s, rate_scale = str(values["source"]), float(values["duration_s"]), float(values["rate_scale"])
-    workload = resolve_workload(source)
+    duration_s, rate_scale, workload = float(values["duration_s"]), float(values["rate_scale"]), _resolved(values)
     start_s, _ = workload.window(values["start_s"], duration_s)
     trace = workload.draw(start_s=start_s, duration_s=duration_s, seed=int(values["seed"]), rate_scale=rate_scale)
     to = write_trace(trace, Path(values["to"] or Path(values["out"]) / "trace.parquet").expanduser().absolute())

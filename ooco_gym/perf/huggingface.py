@@ -6,12 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError
 
 FAMILIES: dict[str, dict[str, bool]] = {
     "llama": {}, "mistral": {}, "mixtral": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True},
     "qwen3_moe": {"qk_norm": True}, "deepseek_v3": {}, "kimi_k2": {}, "gpt_oss": {"qkv_bias": True, "dense_bias": True}}
 """By `model_type`: properties of the modelling code that no key gives."""
+_OTHER_LAYERS = {
+    "linear attention (gated delta net)": "linear_|full_attention_interval", "chunked attention": "attention_chunk",
+    "Mamba (state space)": "mamba_|ssm_|hybrid_override_pattern", "sparse attention (an indexer)": "index_topk"}
+"""Kinds of layers that are not simulated, and how keys begin that only their models have."""
 _DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _BITS = {"fp8": 8.0, "mxfp4": 4.25, "modelopt": 8.0, "fbgemm_fp8": 8.0}
 """Bits of a weight by `quant_method`, with the scale that 32 weights share."""
@@ -25,8 +29,10 @@ def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     config = {**config, **(config.get("text_config") or {})}  # the text part of a vision model
     family = re.sub(r"(_5)?_vl|_text$", "", str(config["model_type"]))
-    if family not in FAMILIES:
-        raise unknown(f"model_type of {where}", family, FAMILIES)
+    _check_layers(config, where)
+    if family not in FAMILIES:  # a similar name is another architecture
+        raise UserError(f"unknown model_type of {where} '{family}'; expected one of: {', '.join(sorted(FAMILIES))}, or "
+                        "the model's own YAML, as in conf/model")
 
     def key(*names: str, default: Any = None) -> Any:
         value = next((config[name] for name in names if config.get(name) is not None), default)
@@ -64,6 +70,17 @@ def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         looking = layers - key("max_window_layers", default=0) if kinds is None else kinds.count("sliding_attention")
         values |= {"window": key("sliding_window"), "window_layers": looking} if looking > 0 else {}
     return values | _bytes(key("quantization_config", default={}), where)
+
+
+def _check_layers(config: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for kinds of layers that are not simulated, by their names."""
+    lists, keys = ("layer_types", "layers_block_type", "block_types"), " ".join(key for key in config if config[key])
+    kinds = {str(kind) for name in lists for kind in config.get(name) or ()} - {
+        "full_attention", "sliding_attention", "attention"}
+    kinds |= {kind for kind, begin in _OTHER_LAYERS.items() if re.search(rf"\b({begin})", keys)}
+    if kinds:
+        raise UserError(f"{where}: layers of {', '.join(sorted(kinds))} are not simulated; expected full or sliding "
+                        "attention in every layer")
 
 
 def _positions(positions: int, scaling: Mapping[str, Any]) -> int:

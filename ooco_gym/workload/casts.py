@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ _compute: Any = pyarrow.compute  # its functions are created at import
 
 Column = Any  # a pyarrow ChunkedArray
 Cast = Callable[[Column], Column | None]
+_NAME = re.compile(r"(?!(?i:null|none|true|false)$)[\w+/=:-]{4,}")     # hexadecimal, or another
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -75,14 +78,27 @@ def as_moments(column: Column) -> Column | None:
     return text.cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
 
 
+def _numbered(names: Column) -> np.ndarray:
+    """Returns a number for each name, the same in every file; anything else raises pyarrow's exception."""
+    known = names.cast(pa.string()).dictionary_encode()
+    if not _is_text(names) or names.null_count or not all(map(_NAME.fullmatch, known.dictionary.to_pylist())):
+        raise pa.ArrowInvalid("not a name")
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in known.dictionary.to_pylist())
+    return np.frombuffer(b"".join(digests), np.int64)[np.array(known.indices)]
+
+
 def as_lists(column: Column) -> Column | None:
+    """Returns lists of whole numbers, or of names as numbers, which equal names share."""
     lists = column
     if _is_text(column):  # "3 7", or a Python list
         text = _compute.replace_substring_regex(as_texts(column), r"^\[(.*)\]$", r"\1")
+        text = _compute.replace_substring_regex(text, r"[\"']", "")
         lists = _compute.utf8_split_whitespace(as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
     found = tried(lambda one: one.cast(pa.list_(pa.int64())), lists)
-    if found is None:  # unsigned 64-bit numbers, such as hashes
-        whole = lists.cast(pa.list_(pa.uint64())).combine_chunks()
-        values = np.array(whole.values, np.uint64).view(np.int64)
-        found = pa.chunked_array([pa.ListArray.from_arrays(whole.offsets, pa.array(values), mask=whole.is_null())])
+    if found is None:  # unsigned 64-bit numbers, or names, such as hashes
+        values, counts = _compute.list_flatten(lists).combine_chunks(), _compute.list_value_length(lists).fill_null(0)
+        whole = tried(lambda one: one.cast(pa.uint64()), values)
+        numbers = _numbered(values) if whole is None else np.array(whole, np.uint64).view(np.int64)
+        ends = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        found = pa.chunked_array([pa.ListArray.from_arrays(ends, numbers, mask=lists.is_null().combine_chunks())])
     return None if _compute.list_flatten(found).null_count else found

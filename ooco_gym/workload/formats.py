@@ -24,9 +24,13 @@ LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 19
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "ts", "date"), "prompt_tokens": (
-    "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # parts of names
-LONGEST_NAME = 80   # longest column name or value shown in a message
+LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "(^|[._ ])ts$", "date"), "prompt_tokens": (
+    "prompt", "input", "context", "tokens_?in$"), "output_tokens": (
+    "completion", "output", "candidates", "generat", "response", "tokens_?out$")}   # parts of names
+UNLIKELY = {"arrival_s": "^end|[._ ]end|finish|complet|respon|first|updat|durat|laten"}     # of times
+OTHER_COUNTS = "time|max|limit|cache|total|num_prompts"
+SURE_MS = 100       # mean gap below which Mooncake's times may be seconds
+LONGEST_VALUE = 80  # longest value shown in a message
 LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
               "stream_options.include_usage): log both with each request (docs/traces.md)")
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
@@ -80,7 +84,8 @@ class TraceFormat:
     def there(self, table: Table) -> dict[str, str]:
         """Returns which of our columns a file has, and the file's names for them."""
         found = {ours: field for ours, field in self.columns.items() if field in table.columns}
-        for ours, theirs in (("prefix_hashes", "hash_ids"), ("session", "session_id")):
+        for ours, theirs in (("prefix_hashes", "hash_ids"), ("prefix_hashes", "prefix_block_hashes"),
+                             ("session", "session_id")):
             if self.columns.get(ours) == ours and theirs in table.columns:
                 found.setdefault(ours, theirs)
         return found
@@ -127,7 +132,7 @@ FORMATS = {item.name: item for item in (*FLAT, *NESTED)}
 
 
 def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-              time_unit: str = "auto", block_tokens: int | None = None, at_once: bool = False) -> TraceFormat:
+              time_unit: str = "auto", block_tokens: int | None = None, at_once: bool | str = False) -> TraceFormat:
     """Returns the format in which a table is to be read; arguments as in `read_trace`.
 
     Raises:
@@ -146,11 +151,15 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
                         "knows its columns")
     form = _recognised(table) if format == "auto" else FORMATS[format]
     arrivals = given.get("arrival_s", form.columns["arrival_s"])
-    if time_unit == "auto" and (given or form.own) and arrivals in table.columns:
+    own_times = arrivals == form.columns["arrival_s"]
+    unsure = form is MOONCAKE and format == "auto" and own_times and not _surely_ms(table, arrivals)
+    if time_unit == "auto" and table.form is None and arrivals in table.columns and (
+            given or form.own or table.holds_dates(arrivals)):
         time_unit = _unit_of(table, arrivals)
     if given or (time_unit != "auto" and form.own):
-        known = {ours: theirs for ours, theirs in form.columns.items() if form in OPENAI and theirs in table.columns}
-        form = TraceFormat("your columns", {**OURS, **known, **given})
+        known = {ours: theirs for ours, theirs in form.columns.items() if theirs in table.columns}
+        form = replace(form, name="your columns", columns={**OURS, **known, **given}, own=False,
+                       unit=form.unit if own_times else "s")
     missing = {ours: form.columns[ours] for ours in REQUIRED if form.columns[ours] not in table.columns}
     if form.untimed(table) or (list(missing) == ["arrival_s"] and (at_once or _of_a_batch(table, form))):
         missing.pop("arrival_s", None)
@@ -159,11 +168,15 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
         asked = field not in given.values() and (form in (OWN, *OPENAI) or form.name == "your columns")
         raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
                         f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
-                        f"{few(table.columns)}{_asked(table, missing) * asked}")
-    if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and not {"hash_ids", "delay"} & set(table.columns):
-        raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, so the unit of "
-                        f"'timestamp' is unknown: milliseconds, as there, or seconds; say {played('time_unit=s')}, or "
-                        "ms")
+                        f"{few(table.columns, None)}{_asked(table, missing) * asked}")
+    if unsure and time_unit == "auto":
+        raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, or times less than "
+                        f"{SURE_MS:g} apart in the mean, so the unit of '{arrivals}' is unknown: milliseconds, as "
+                        f"there, or seconds; say {played('time_unit=s')}, or ms")
+    at_0 = "arrival_s" not in form.there(table) and not form.untimed(table)
+    if (at_once is True and not at_0) or (time_unit != "auto" and at_0):
+        raise UserError(f"{'time_unit' if at_0 else 'at_once'} has no effect, as trace file '{table.path}' has "
+                        f"{'no' if at_0 else 'a'} column of times, '{form.columns['arrival_s']}'; leave it out")
     if time_unit != "auto":
         form = replace(form, unit=time_unit)
     if block_tokens is None:
@@ -204,8 +217,9 @@ def _asked(table: Table, missing: Iterable[str]) -> str:
 
 def _likely(table: Table, ours: str) -> str:
     """Returns the column whose name is most like one of ours; NAME if there is none."""
-    found = [name for word in LIKELY[ours] for name in table.columns if word in name.casefold() and (
-        ours == "arrival_s" or "time" not in name.casefold())]  # completionStartTime is no token count
+    last = {name: name.rpartition(".")[2].casefold() for name in table.columns}
+    found = [name for word in LIKELY[ours] for name in last
+             if re.search(word, last[name]) and not re.search(UNLIKELY.get(ours, OTHER_COUNTS), last[name])]
     tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
     return [*tokens, *found, "NAME"][0]
 
@@ -221,6 +235,14 @@ def _unit_of(table: Table, field: str) -> str:
     return next((unit for unit, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "auto")
 
 
+def _surely_ms(table: Table, field: str) -> bool:
+    """Returns whether a file with Mooncake's columns has its hashes, too, and times too far apart for seconds."""
+    values = table.numbers_of(field) if field in table.columns else None
+    times = np.zeros(0) if values is None else values[np.isfinite(values)]
+    return bool({"hash_ids", "delay"} & set(table.columns)) and (
+        len(times) < 2 or not 0 < np.ptp(times) / (len(times) - 1) < SURE_MS)
+
+
 def played(*settings: str) -> str:
     """Returns options as the readers take them, and as a workload does."""
     words = " ".join(_word(one) for one in settings)
@@ -234,8 +256,8 @@ def _word(setting: str) -> str:
     return setting if re.fullmatch(r"\[.*|[\w.@/:-]*", value) else f"'{key}=\"{value}\"'"
 
 
-def few(names: Iterable[str]) -> str:
-    """Returns at most 12 names for a message, long ones shortened."""
+def few(names: Iterable[str], longest: int | None = LONGEST_VALUE) -> str:
+    """Returns at most 12 names or values for a message, those that are longer shortened."""
     texts = [repr(name)[1:-1] for name in names]
-    texts = [text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…" for text in texts]
+    texts = [text if len(text[:longest]) == len(text) else f"{text[:longest]}…" for text in texts]
     return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")

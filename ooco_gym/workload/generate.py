@@ -16,10 +16,11 @@ from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sharing import Chat, Groups, check_form, hash_blocks, parse_chat, parse_groups
-from ooco_gym.workload.trace import BLOCK_TOKENS, HOW, Trace, merge
+from ooco_gym.workload.trace import BLOCK_TOKENS, HOW, Trace, is_set, merge
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_USE = ("path", *HOW, "scale", "mix", "defaults")
+_OF_FILES = ("path", "mix", *HOW)
+_USE = (*_OF_FILES, "scale", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "cv", "lengths", "length_correlation", "sharing",
          "peak_start_s", "clients")
 _CLIENT_KEYS = ("share", *_KEYS[1:-2])
@@ -40,6 +41,7 @@ class WorkloadSpec:
             begin.
         sharing: what prompts share: conversations, or groups of documents; None: nothing.
         clients: workloads that compose this one; empty if it is drawn as a whole.
+        scale: multiplies the rate of `arrivals`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class WorkloadSpec:
     peak_start_s: float
     sharing: Chat | Groups | None = None
     clients: tuple[WorkloadSpec, ...] = ()
+    scale: float = 1.0
 
 
 def list_workloads() -> list[str]:
@@ -109,6 +112,10 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
 
 def _parse(section: Section, name: str) -> WorkloadSpec:
     section.only(*SPEC_KEYS)
+    for key in _OF_FILES:
+        if is_set(section.values.get(key)):
+            raise UserError(f"{section.what(key)} has no effect on a generator: leave it out, or give the trace file "
+                            "or the mix in its place (workload.path=FILE, workload=A+B)")
     tide = section.numbers("tide", minimum=0.0, maximum=1e6, count=24) if section.has("tide") else (1.0,) * 24
     section.demand("tide", sum(tide) > 0, "24 numbers with a sum above 0")
     processes = []
@@ -128,10 +135,11 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
     cv = section.number("cv", LOWEST_CV, HIGHEST_CV) if section.has("cv") else 1.0
     rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
     begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
+    scale = section.number("scale", 0.0, 1e4) if section.has("scale") else 1.0
     lengths = parse_lengths(section.section("lengths"), _correlation(section))
     return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, batch_s, cv), lengths,
                         peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths),
-                        _clients(section, name, rate))
+                        _clients(section, name, rate), scale)
 
 
 def _clients(section: Section, name: str, rate: float) -> tuple[WorkloadSpec, ...]:
@@ -188,7 +196,7 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
     workload = load_spec(spec)
     start_s = number(start_s, "start_s", 0.0, 1e9)
     duration_s = number(duration_s, "duration_s", 0.0, 1e9)
-    rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6)
+    rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * workload.scale
     expected = workload.arrivals.mean_rate_per_s * rate_scale * duration_s
     if expected > MAX_REQUESTS:
         raise UserError(f"workload '{workload.name}' would have about {expected:.3g} requests in {duration_s:g} s at "

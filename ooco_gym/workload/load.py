@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, whole_number
+from ooco_gym.errors import UserError, nearest, whole_number
 from ooco_gym.protocol import WINDOW_S
 from ooco_gym.resources import load_yaml
 from ooco_gym.workload import arrivals as _arrivals
@@ -22,40 +22,46 @@ from ooco_gym.workload.classes import of_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.mix import YAML, MixPart, Source, is_file, is_trace_file, parse_workload
 from ooco_gym.workload.sessions import CLOSED, OPEN, Think, Turns, at_most, check_mode, close_sessions
-from ooco_gym.workload.trace import DEFAULT_CLASSES, HOW, Trace, class_ids, merge
+from ooco_gym.workload.trace import DEFAULT_CLASSES, HOW, Trace, class_ids, is_set, merge
 from ooco_gym.workload.transforms import scale, with_own_numbers
 
 if TYPE_CHECKING:
     from ooco_gym.workload.trace_file import TraceFile
 
-TRACE_KEYS = ("path", *HOW, "scale", "class", "sessions", "think_s", "concurrency")
-"""Keys of a mapping that describe a trace file; all others belong to a generator."""
+_PLAYED = ("scale", "class", "sessions", "think_s", "concurrency")
+_FORMS = {
+    "path": (HOW, "a trace file has its own arrivals and lengths, whose rate online_rate=… or rate_scale=… sets"),
+    "mix": (("name",), "its parts have their own keys, as YAMLs of yours, or files that 'ooco-gym data import' wrote")}
+"""For mappings with one of these keys: others that they have besides `_PLAYED`, and why they have no more."""
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
 MOST_CLIENTS = 1_000_000
 _STARTS_WITHIN = 24  # most steps between the starts that are tried, per window length
 
 
 def of_trace(workload: Source) -> Source:
-    """Returns the keys that describe the trace file in a mapping or YAML file with `path`; other
+    """Returns the keys that have an effect in a mapping or YAML file with `path` or `mix`; other
     workloads unchanged.
 
-    If `path` was set on one of our generators, the generator's keys are dropped: a file has its own
-    arrivals and lengths.
+    If `path` or `mix` was set on one of our generators, the generator's own keys are dropped.
 
     Raises:
-        UserError: a key beside `path` that trace files do not have.
+        UserError: a key beside `path` or `mix` that has no effect.
     """
     values: Source = workload
     if not isinstance(values, Mapping):
         text = os.fspath(values)
         values = load_yaml("workload", text) if text.endswith(YAML) and is_file(text) else {}
-    if values.get("path") is None:
+    form = next((key for key in _FORMS if values.get(key) is not None), None)
+    if form is None:
         return workload
-    for key, value in values.items():
-        if key not in TRACE_KEYS + NOTES and value is not None and values.get("name") not in list_workloads():
-            raise UserError(f"workload: path={values['path']} is a trace file, for which '{key}' is not a key; "
-                            f"expected one of: {', '.join(TRACE_KEYS)}")
-    return {key: values[key] for key in TRACE_KEYS if values.get(key) is not None}
+    others, why = _FORMS[form]
+    known, embedded = (form, *others, *_PLAYED), values.get("name") in list_workloads()
+    own = load_yaml("workload", str(values["name"])) if embedded else {}
+    for key, value in plain(values).items():
+        if key not in known + NOTES and is_set(value) and value != own.get(key):
+            raise UserError(f"workload: key '{key}' has no effect beside {form}={values[form]}: {why}; leave it out"
+                            f"{nearest(key, known)}; the keys here are: {', '.join(known)}")
+    return {key: values[key] for key in known if values.get(key) is not None and not (key == "name" and embedded)}
 
 
 @dataclass(frozen=True)
@@ -280,7 +286,9 @@ def resolve_workload(spec: Source) -> Workload:
         return replace(resolve_workload(values), sessions=mode, think=None if think is None else Think.parse(think))
     class_name = values.pop("class", None)
     if class_name is not None:
-        whole = resolve_workload({**values, "at_once": True} if "path" in values else values)
+        whole = resolve_workload({**values, "at_once": values.get("at_once") or "auto"} if "path" in values else values)
+        if all(part.class_name for part in whole.parts):
+            raise UserError(f"workload: key 'class' has no effect: each part of '{whole.name}' has one; leave it out")
         return replace(whole, parts=tuple(replace(part, class_name=part.class_name or str(class_name))
                                           for part in whole.parts))
     factor = 1.0 if values.get("scale") is None else number(values["scale"], "workload: key 'scale'", 0.0, 1e4)
@@ -295,7 +303,7 @@ def resolve_workload(spec: Source) -> Workload:
     if values.get("mix") is not None:
         return replace(resolve_workload(str(values["mix"])), factor=factor)
     one = load_spec(values)
-    return Workload(one.name, (WorkloadPart(one.name, one),), factor)
+    return Workload(one.name, (WorkloadPart(one.name, replace(one, scale=1.0)),), factor)
 
 
 def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed: int,
@@ -334,10 +342,10 @@ def workload_mean_rate(spec: Source) -> float:
 
 def _resolved(part: MixPart) -> WorkloadPart:
     if is_trace_file(part.source):
-        file = _opened(part.source, at_once=part.class_name is not None)
+        file = _opened(part.source, at_once="auto" if part.class_name else False)
         return WorkloadPart(part.source, file, part.weight, class_name=part.class_name)
-    stream = None if part.stream == part.source else part.stream
-    return WorkloadPart(part.source, load_spec(part.source), part.weight, stream, part.class_name)
+    stream, spec = None if part.stream == part.source else part.stream, load_spec(part.source)
+    return WorkloadPart(part.source, replace(spec, scale=1.0), part.weight * spec.scale, stream, part.class_name)
 
 
 def _opened(path: str, **how: Any) -> TraceFile:

@@ -33,6 +33,7 @@ from ooco_gym.workload.trace import (
     check_class_count,
     take_hashes,
 )
+from ooco_gym.workload.transforms import stretched
 from ooco_gym.workload.unfolding import FORMS
 
 DATE = "a date and time such as 2023-11-16 18:15:46.680590"
@@ -47,12 +48,14 @@ LOOKED_AT = 10_000      # values examined in an unread column
 
 
 def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
-          block_tokens: int | None = None, at_once: bool = False, **rows: Any) -> tuple[Trace, TraceFormat, Table]:
+          time_scale: float | None = None, block_tokens: int | None = None, at_once: bool | str = False,
+          **rows: Any) -> tuple[Trace, TraceFormat, Table]:
     """Reads a whole file; returns its trace, format and table."""
     table = read_table(path)
     check_counts(table, [*(columns or {}).values(), *flat(rows.get("only"))])
     form = format_of(table, format, columns, time_unit, block_tokens, at_once)
-    return trace_of(table, form, **rows), form, table
+    trace = trace_of(table, form, **rows)
+    return trace if time_scale is None else stretched(trace, time_scale), form, table
 
 
 def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
@@ -226,6 +229,9 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
             usual size fit every row, and the size was not given.
     """
     if "prefix_hashes" not in there:
+        if form.said:
+            raise UserError(f"block_tokens={form.block_tokens} has no effect, as trace file '{table.path}' has no "
+                            f"column of prefix hashes; leave it out, or say {played('columns.prefix_hashes=NAME')}")
         return None, BLOCK_TOKENS
     field, size = there["prefix_hashes"], form.block_tokens or BLOCK_TOKENS
     if form.block_tokens is None and "block_tokens" in there:
@@ -233,7 +239,7 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
         sizes = table.integers(there["block_tokens"], expected, 1, MAX_TOKENS)
         table.demand(sizes == sizes[0], there["block_tokens"], expected)
         size = int(sizes[0])
-    lists = table.integer_lists(field, "a list of whole numbers (in CSV such as 3 7 or [3, 7])").combine_chunks()
+    lists = table.integer_lists(field, "a list of numbers or names (in CSV such as 3 7 or [3, 7])").combine_chunks()
     counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
     hashes = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), lists.flatten().to_numpy(zero_copy_only=False)
     given, wanted = counts > 0, -(-prompt // size)
@@ -304,4 +310,4 @@ def _unread(table: Table, form: TraceFormat) -> list[str]:
             key, numbers = f"columns.class={name}", ", numbers as p0, p1, …" * values[0].isdigit()
             notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
                          f"all requests count as online; {key} reads it (for a workload file, workload.{key}){numbers}")
-    return [*notes, *([f"columns left out: {few(left_out)}"] if left_out else [])]
+    return [*notes, *([f"columns left out: {few(left_out, None)}"] if left_out else [])]

@@ -22,6 +22,7 @@ from ooco_gym.workload.table_reader import Table
 FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
 NO_COUNT = ("", "-", "0", "none", "null", "nan")  # in both lengths
 NOTHING = ("", "-", "0", "none", "null", "nan", "false", "no", "ok", "[]", "{}")
+NO_CALL = ("agent", "workflow", "chain", "task", "tool", "retrieval", "retriever", "embedding")     # kinds of spans
 STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # HTTP status
 DOUBLED_SHARE = 0.01    # share of rows equal to an earlier one from which there is a warning
 
@@ -37,21 +38,24 @@ def _failed(texts: Any) -> Any:
 
 # By column name: which values, in lower case, mean that a row is no load, and the reason for messages.
 NO_LOAD: tuple[tuple[tuple[str, ...], str, Callable[[Any], Any]], ...] = (
-    (("status", "status_code", "statuscode", "http_status", "http_status_code", "response_code", "finish_reason",
-      "finish_reasons"), "failed", _failed),
+    (("status", "status_code", "statuscode", "http_status", "http_status_code", "response_status", "response_code",
+      "finish_reason", "finish_reasons"), "failed", _failed),
+    (("cancelled", "canceled", "was_cancelled"), "failed", lambda texts: _words(texts, ("true", "1", "yes"))),
+    (("span_kind", "run_type"), "call no model", lambda texts: _words(texts, NO_CALL)),
     (("error", "error_code", "error_type", "error_message", "exception"), "failed",
      lambda texts: pc.call_function("invert", [_words(texts, NOTHING)])),
     (("success", "succeeded", "is_success", "ok"), "failed", lambda texts: _words(texts, ("false", "0", "no"))),
     (("benchmark_phase", "phase"), "are a warm-up", lambda texts: _words(texts, ("warmup", "warm-up", "warm_up"))))
 MODELS = ("model", "model_name", "model_id", "served_model", "served_model_name", "deployment")
 IDS = ("id", "request_id", "requestid", "req_id", "x_request_id", "response_id")
-COUNTS = ("num_model_requests", "num_requests", "request_count", "requests_count", "n_requests", "requests")
+COUNTS = ("num_model_requests", "num_requests", "request_count", "requests_count", "n_requests", "requests",
+          "num_prompts", "completed")
 TOLD = frozenset((*(name for names, *_ in NO_LOAD for name in names), *MODELS, *IDS, *COUNTS))
 
 
 def named(name: str) -> str:
     """Returns the last part of a column's name, normalised for look-up."""
-    return re.split(r"[./]", name)[-1].strip().casefold().replace("-", "_").replace(" ", "_")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[- ]", "_", re.split(r"[./]", name)[-1].strip()).casefold()
 
 
 def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None = None,
@@ -107,7 +111,7 @@ def _texts(table: Table, name: str) -> Any:
 def _chosen(table: Table, name: str, values: list[str]) -> Table:
     if name not in table.columns:
         raise UserError(f"only.{name}: trace file '{table.path}' has no column '{name}'"
-                        f"{nearest(name, table.columns)}; found: {few(table.columns)}")
+                        f"{nearest(name, table.columns)}; found: {few(table.columns, None)}")
     texts, wanted = _texts(table, name), [value.strip().casefold() for value in values]
     has = np.asarray(_words(texts, wanted).fill_null(False))
     if not {"", "null", "none"}.isdisjoint(wanted):  # rows without a value, too
@@ -142,7 +146,7 @@ def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
             return table, []
         texts = _texts(table, name)
         lacks &= np.asarray(_words(texts, NO_COUNT)) | np.asarray(texts.is_null())
-    if not lacks.any() or table.form not in (None, "otel"):     # other forms mark failures themselves
+    if not lacks.any():
         return table, []
     what = f"without token counts in '{fields[0]}' and '{fields[1]}'"
     if lacks.all():

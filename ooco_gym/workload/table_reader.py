@@ -268,7 +268,7 @@ def _read_csv(path: Path, data: bytes) -> Table:
     if broken:
         place = Table(path, {}, 0).place(broken[0].number - 2)
         raise UserError(f"trace file '{path}', {place}: found {broken[0].actual_columns} fields, expected {len(names)} "
-                        f"as the header has ({reprlib.repr(header.strip())})")
+                        f"as the header has ({header.strip()})")
     columns = table.columns if mark != ";" else [_compute.replace_substring_regex(
         column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in table.columns]   # decimal commas, if ; separates columns
     return Table(path, dict(zip(names, columns, strict=True)), table.num_rows)

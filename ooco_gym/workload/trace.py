@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ooco_gym.workload.keyed import scattered
 MAX_TOKENS = 2**31 - 1
 BLOCK_TOKENS = 512  # default prompt tokens per prefix hash
 ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz", ".xz")  # of trace files
-HOW = ("format", "columns", "time_unit", "block_tokens", "only", "distinct", "at_once")  # options for reading a file
+HOW = ("format", "columns", "time_unit", "time_scale", "block_tokens", "only", "distinct", "at_once")  # to read a file
 NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
 MOST_CLASSES = 16  # named ones, besides these two
@@ -172,6 +172,13 @@ class Trace:
             pairs += [*zip(self.prefix_hashes, other.prefix_hashes, strict=True),
                       (np.array(self.block_tokens), np.array(other.block_tokens))]
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+
+
+def is_set(value: Any) -> bool:
+    """Returns whether an option is other than a default: None, False, `auto`, or a mapping of these."""
+    if isinstance(value, Mapping):
+        return any(map(is_set, value.values()))
+    return value is not None and value is not False and value != "auto"
 
 
 def merge(*traces: Trace, name: str | None = None) -> Trace:

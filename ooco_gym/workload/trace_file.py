@@ -24,7 +24,7 @@ from ooco_gym.workload.formats import FORMATS, LATEST_S, OWN, UNITS
 from ooco_gym.workload.reading import file_name, read_whole, trace_of
 from ooco_gym.workload.rows import TOLD, named
 from ooco_gym.workload.table_reader import BROKEN, read_parquet, unreadable
-from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.trace import Trace, is_set
 
 
 def list_formats() -> list[str]:
@@ -34,8 +34,8 @@ def list_formats() -> list[str]:
 
 def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
                columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
-               block_tokens: int | None = None, only: Mapping[str, Any] | None = None, distinct: bool = False,
-               at_once: bool = False) -> Trace:
+               time_scale: float | None = None, block_tokens: int | None = None,
+               only: Mapping[str, Any] | None = None, distinct: bool = False, at_once: bool | str = False) -> Trace:
     """Reads a trace from CSV, JSON lines (optionally packed with gzip or xz) or Parquet, recognised
     by content.
 
@@ -53,6 +53,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
             columns are looked for under our own names.
         time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; if it has none, dates are
             recognised, and numbers are seconds.
+        time_scale: multiplies arrivals and think times; 2 halves the rate. None: 1.
         block_tokens: prompt tokens per prefix hash; None: the format's, or the file's column, or
             512.
         only: the file's columns to the value, or values, that a row must have to be read.
@@ -65,8 +66,8 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     Raises:
         UserError: the message names file, line, field, the value found and what was expected.
     """
-    how = {"columns": columns, "time_unit": time_unit, "block_tokens": block_tokens, "only": only,
-           "distinct": distinct, "at_once": at_once}
+    how = {"columns": columns, "time_unit": time_unit, "time_scale": time_scale, "block_tokens": block_tokens,
+           "only": only, "distinct": distinct, "at_once": at_once}
     if start_s > 0 or end_s < np.inf:
         return TraceFile(Path(path), format, **how).window(start_s, end_s)[0]
     return read_whole(Path(path), format, **how)[0]
@@ -106,8 +107,7 @@ class TraceFile:
 
     def __init__(self, path: Path, format: str = "auto", **how: Any) -> None:
         self.path, self._how, self._whole = path, {"format": format, **how}, None
-        plain = format in ("auto", OWN.name) and all(
-            not value or value == "auto" for key, value in how.items() if key != "at_once")
+        plain = format in ("auto", OWN.name) and not is_set(how)
         arrival_s, self.untimed = _in_order(path) if plain else None, False
         if arrival_s is None:
             self._whole, form, table = read_whole(path, **self._how)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ooco_gym.errors import UserError
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.trace import NO_SESSION, Trace
@@ -26,9 +27,8 @@ def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session: bool = False) -> Trace:
-    """Returns the trace at `factor` times its rate; the time axis is never stretched or compressed (OOCO 5.1.3).
+    """Returns the trace at `factor` times its rate, on the same time axis (OOCO 5.1.3).
 
-    Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, lengths (and SLOs, session,
     Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, requests
     are copied with lengths, SLOs, session and prefix hashes; a copy arrives at a random point
     between its original and the next request. With the same seed, a smaller factor's requests are a
@@ -72,6 +72,15 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
     order = np.argsort(arrival_s, kind="stable")
     scaled = trace.take(index[order], arrival_s[order])
     return scaled if session is None else replace(scaled, session=np.concatenate([np.zeros(0, np.int64), *own])[order])
+
+
+def stretched(trace: Trace, time_scale: float) -> Trace:
+    """Returns the trace with arrivals and think times multiplied; UserError if all requests arrive at once."""
+    factor = number(time_scale, "time_scale", above=0.0, maximum=1e6)
+    if trace.arrival_s[0] == trace.arrival_s[-1] and trace.think_s is None:
+        raise UserError(f"time_scale has no effect: all requests of trace '{trace.name}' arrive at once; leave it out")
+    return replace(trace, arrival_s=trace.arrival_s * factor,
+                   think_s=None if trace.think_s is None else trace.think_s * factor)
 
 
 def _draws(seed: int, copy: int, first_row: int, n: int) -> np.ndarray:

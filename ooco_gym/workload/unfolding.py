@@ -70,7 +70,7 @@ def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
         return []
     request, replay, agent = event["request"], event["request"]["replay"], event.get("agent_context") or {}
     return [{"arrival_s": request.get("request_received_ms"), "prompt_tokens": replay["input_length"],
-             "output_tokens": request.get("output_tokens", 0), "end_s": event["event_time_unix_ms"],
+             "output_tokens": request.get("output_tokens") or 0, "end_s": event["event_time_unix_ms"],
              "session": agent.get("trajectory_id", agent.get("session_id")),
              "block_tokens": replay["trace_block_size"],
              "prefix_hashes": np.array(replay["input_sequence_hashes"], np.uint64).view(np.int64)}]
@@ -115,22 +115,30 @@ def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     """Returns the model calls among the spans of OpenTelemetry's JSON, by the GenAI conventions
-    (vLLM: one per request).
+    (vLLM: one per request), or among the `spans` of a trace, which is a session.
 
     Spans of agents, which sum the tokens of several calls, are skipped.
     """
-    spans = [span for resource in one["resourceSpans"] for scope in resource.get("scopeSpans", ())
-             for span in scope.get("spans", ())]
-    return [row for span in spans if (row := _call(span)) is not None]
+    spans = [span for resource in one.get("resourceSpans", ()) for scope in resource.get("scopeSpans", ())
+             for span in scope.get("spans", ())] or one.get("spans", ())
+    session = one.get("trace_id", one.get("session_id"))
+    return [row for span in spans if (row := _call(span, session)) is not None]
 
 
-def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
+def _date(span: Mapping[str, Any], edge: str) -> str:
+    """Returns a span's start or end."""
+    return span.get(f"{edge}_time") or str(np.datetime64(int(span[f"{edge}TimeUnixNano"]), "ns"))
+
+
+def _call(span: Mapping[str, Any], session: str | None) -> dict[str, Any] | None:
     """Returns the row of a span that calls a model, else None."""
-    about = {item["key"]: next(iter(item["value"].values())) for item in span.get("attributes") or ()
-             if item["key"].startswith(("gen_ai.", "error."))}
+    about = span.get("attributes") or {}
+    if isinstance(about, list):
+        about = {item["key"]: next(iter(item["value"].values())) for item in about
+                 if item["key"].startswith(("gen_ai.", "error."))}
 
     def number(*names: str) -> float | None:
-        return next((float(about[name]) for name in names if name in about), None)
+        return next((float(about[name]) for name in names if about.get(name) is not None), None)
 
     prompt = number("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
     operation, status = about.get("gen_ai.operation.name"), span.get("status") or {}
@@ -140,11 +148,12 @@ def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
     output = 0 if prompt and output is None else output  # an aborted stream
-    row = {"arrival_s": int(span["startTimeUnixNano"]), "prompt_tokens": prompt, "output_tokens": output,
+    row = {"arrival_s": _date(span, "start"), "prompt_tokens": prompt, "output_tokens": output,
            "ttft_s": number("gen_ai.latency.time_to_first_token"), "e2e_s": number("gen_ai.latency.e2e")}
-    if "gen_ai.conversation.id" in about:
-        row |= {"session": about["gen_ai.conversation.id"], "end_s": int(span["endTimeUnixNano"])}
-    if "error.type" in about or status.get("code") in (2, "STATUS_CODE_ERROR"):
+    session = about.get("gen_ai.conversation.id", session)
+    if session is not None:
+        row |= {"session": session, "end_s": _date(span, "end")}
+    if "error.type" in about or status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR"):
         row["error"] = str(about.get("error.type", "error"))
     if "gen_ai.request.model" in about:
         row["model"] = about["gen_ai.request.model"]
@@ -185,7 +194,8 @@ FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
          "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
          "aiperf": Form(frozenset({"metadata", "metrics"}), "ns", _aiperf),
          "guidellm": Form(frozenset({"benchmarks"}), "s", _guidellm),
-         "otel": Form(frozenset({"resourceSpans"}), "ns", _otel),
+         "otel": Form(frozenset({"resourceSpans"}), "date", _otel),
+         "otel_session": Form(frozenset({"spans"}), "date", _otel),
          "bench_serve": Form(frozenset({"input_lens", "output_lens"}), "s", _bench_serve)}
 
 

@@ -98,6 +98,34 @@ def test_what_a_config_does_not_tell_is_one_sentence(tmp_path: Path, change: dic
     assert message in str(error.value)
 
 
+QWEN_NEXT = {"model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_value_heads": 32}
+
+
+@pytest.mark.parametrize(("change", "kind"), [
+    (QWEN_NEXT, "gated delta net"), ({"model_type": "qwen3_5", "text_config": QWEN_NEXT}, "gated delta net"),
+    ({"layer_types": ["linear_attention", "full_attention"] * 24}, "linear_attention"),
+    ({"layer_types": ["chunked_attention", "full_attention"] * 24}, "chunked_attention"),
+    ({"model_type": "bamba", "mamba_d_state": 128, "layers_block_type": ["mamba", "attention"]}, "mamba"),
+    ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*", "ssm_state_size": 128}, "Mamba"),
+    ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, "recurrent"),
+    ({"model_type": "llama4", "attention_chunk_size": 8192}, "chunked attention"),
+    ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention")])
+def test_layers_that_are_not_simulated_are_refused_by_their_name(tmp_path: Path, change: dict, kind: str):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN | change))
+    with pytest.raises(UserError, match=f"{kind}.* not simulated") as error:
+        load_model(str(path))
+    assert "did you mean" not in str(error.value)
+
+
+def test_an_unknown_family_is_not_taken_for_one_of_a_similar_name(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN | {"model_type": "qwen2_moe"}))
+    with pytest.raises(UserError, match="qwen2_moe") as error:
+        load_model(str(path))
+    assert "did you mean" not in str(error.value) and "conf/model" in str(error.value)
+
+
 @settings(deadline=None, max_examples=30)
 @given(tokens=st.integers(1, 3000), imbalance=st.floats(0, 3), chips=st.sampled_from((1, 2, 8)))
 def test_experts_read_are_those_that_are_touched(tokens: int, imbalance: float, chips: int):

@@ -285,11 +285,13 @@ def test_a_cluster_says_the_order() -> None:
     assert unused.notes[-1] == ("retention=turns is not used: it orders a prefix cache, and policy 'vllm_fcfs' has "
                                 "none here (prefix_caching)")
     with pytest.raises(UserError, match="kv_priority=task has its own eviction order"):
-        simulate(scenario_of(retention="turns"), "echo")
+        simulate(scenario_of(retention="turns", retention_turn_s=60), "echo")
 
 
 @pytest.mark.parametrize(("cluster", "message"), [
     ({"retention": "mru"}, "retention must be one of lru, ttl, turns, belady, got 'mru'"),
+    ({"retention": "turns"}, "is lru as long as retention_turn_s=0 and retention_token_s=0: give"),
+    ({"retention": "ttl"}, "is lru as long as retention_ttl_s=0: give retention_ttl_s"),
     ({"retention_ttl_s": -1}, "retention_ttl_s=-1 must be from 0 to 100000 seconds"),
     ({"retention_turn_s": 1e9}, "retention_turn_s=1e\\+09 must be from -100000 to 100000 seconds")])
 def test_a_cluster_with_another_order_is_refused(cluster: dict[str, Any], message: str) -> None:

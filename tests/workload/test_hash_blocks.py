@@ -33,7 +33,7 @@ def pair(form: str, block: int, prompt: int = 2048) -> list[dict[str, Any]]:
     rows = []
     for i in range(2):
         hashes = [7, *range(1000 * (i + 1), 1000 * (i + 1) + -(-prompt // block) - 1)]
-        row: dict[str, Any] = dict(zip(FORMS[form], (30 * i, prompt, 5, hashes), strict=True))
+        row: dict[str, Any] = dict(zip(FORMS[form], (300 * i, prompt, 5, hashes), strict=True))
         more = {"chat_id": i + 1, "parent_chat_id": i or -1, "type": "text", "turn": i + 1} if form == "bailian" else {}
         rows.append({**more, **row})
     return rows
@@ -74,10 +74,51 @@ def test_bailian_counts_seconds_and_follows_parents(tmp_path: Path, kind: str) -
 def test_seconds_where_a_format_has_milliseconds_are_doubted_in_one_sentence(tmp_path: Path) -> None:
     bare = [{"timestamp": i / 600, "input_length": 100, "output_length": 5, "hash_ids": [i]} for i in range(100)]
     path = put(tmp_path, bare, "jsonl")
-    assert any("1.67e-06 s apart" in note and "time_unit=s" in note for note in read_trace(path).notes)
+    assert any("1.67e-06 s apart" in note and "time_unit=s" in note for note in read_trace(path, "mooncake").notes)
     right = read_trace(path, time_unit="s")
     assert right.arrival_s[-1] == 99 / 600 and not right.notes
     assert read_trace(path, "mooncake", time_unit="s").equals(right)
+
+
+@pytest.mark.parametrize("more", [{}, {"tier": "online"}], ids=["", "with a column of ours"])
+@pytest.mark.parametrize("step", [1, 0.5, 20, 99])
+def test_mooncakes_times_are_asked_for_their_unit_where_they_may_be_seconds(tmp_path: Path, step: float,
+                                                                            more: dict[str, str]) -> None:
+    rows = [{"timestamp": 5000 + step * i, "input_length": 100, "output_length": 5, "hash_ids": [i], **more}
+            for i in range(9)]
+    path, columns = put(tmp_path, rows, "jsonl"), {"class": "tier"} if more else None
+    with pytest.raises(UserError, match=r"'timestamp' is unknown: milliseconds, as there, or seconds; say time_unit=s"):
+        read_trace(path, columns=columns)
+    assert np.ptp(read_trace(path, columns=columns, time_unit="s").arrival_s) == 8 * step
+    assert np.ptp(read_trace(path, columns=columns, time_unit="ms").arrival_s) == pytest.approx(0.008 * step)
+    for row in rows:
+        row["timestamp"] = 1000 * row["timestamp"]
+    assert np.ptp(read_trace(put(tmp_path, rows, "jsonl"), columns=columns).arrival_s) == 8 * step, "plainly ms"
+
+
+def test_dates_in_a_format_of_numbers_are_read(tmp_path: Path) -> None:
+    rows = [{"timestamp": f"2026-09-01T10:00:0{i}Z", "input_length": 100, "output_length": 5, "hash_ids": [i]}
+            for i in range(5)]
+    assert read_trace(put(tmp_path, rows, "jsonl")).arrival_s.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+HEX = [["9f3c2b1a00ffee01", "0a1b2c3d4e5f6071"], ["9f3c2b1a00ffee01", "0000000000000012"], None, ["sha256:Ab+/="]]
+
+
+@pytest.mark.parametrize("name", ["hash_ids", "prefix_hashes", "prefix_block_hashes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_names_are_equal_prefixes(tmp_path: Path, kind: str, name: str) -> None:
+    rows = [{"arrival_s": i, "prompt_tokens": 900 if hashes is None else 512 * len(hashes), "output_tokens": 5,
+             name: hashes} for i, hashes in enumerate(HEX)]
+    path = put(tmp_path, rows, kind)
+    found = read_trace(path).prefix_hashes
+    assert found is not None and found[0].tolist() == [0, 2, 4, 4, 5]
+    assert found[1][0] == found[1][2] and len(set(found[1].tolist())) == 4
+    again: Any = read_trace(path, start_s=1.0).prefix_hashes
+    assert again[1].tolist() == found[1][2:].tolist(), "the same in a part of the file"
+    rows[1][name] = ["9f3c2b1a00ffee01", "null"]
+    with pytest.raises(UserError, match=rf"(line|row) \d.*'{name}'.*numbers or names"):
+        read_trace(put(tmp_path, rows, kind))
 
 
 @pytest.mark.parametrize(("stamp", "unit"), [(1_715_335_200_123, 1e3), (1_715_335_200_123_456, 1e6)])

@@ -192,11 +192,43 @@ def test_the_sentence_that_asks_for_columns_names_all_of_them_as_the_command_tak
     assert trace.arrival_s.tolist() == list(range(9)) and trace.prompt_tokens.tolist() == list(range(100, 109))
 
 
-def test_long_names_of_columns_are_whole_or_said_to_be_cut() -> None:
-    whole, cut = "a_name_of_a_column_" * 4, "another_name_of_a_column_" * 9
-    Path("log.csv").write_text(f"time,{whole},{cut}\n0,5,2\n")
-    with pytest.raises(UserError, match=f"found: time, {whole}, {cut[:80]}…;"):
+def test_names_of_columns_are_whole_in_messages() -> None:
+    first, second = "a_name_of_a_column_" * 4, "another_name_of_a_column_" * 9
+    Path("log.csv").write_text(f"time,{first},{second}\n0,5,2\n")
+    with pytest.raises(UserError, match=f"found: time, {first}, {second};"):
         read_trace("log.csv")
+    with pytest.raises(UserError, match=f"found: time, {first}, {second}"):
+        read_trace("log.csv", only={"no": 1})
+    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,{second}\n0,5,2,1\n")
+    assert f"columns left out: {second}" in read_trace("log.csv").notes
+    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,{second}\n0,5,2,1\n1,2\n")
+    with pytest.raises(UserError, match=f"found 2 fields, expected 4 .*{second}"):
+        read_trace("log.csv")
+
+
+@pytest.mark.parametrize(("row", "columns"), [
+    ({"timestamp": "", "input": {"inputBodyJson": {"max_tokens": 9}, "inputTokenCount": 5}, "output": {
+        "outputBodyJson": {"usage": {"input_tokens": 5}}, "outputTokenCount": 2}},
+     "timestamp input.inputTokenCount output.outputTokenCount"),                                            # Bedrock
+    ({"response_created_at": 0, "request_created_at": 0, "prompt_tokens": 5, "completion_tokens": 2},
+     "request_created_at prompt_tokens completion_tokens"),                                                 # Helicone
+    ({"id": "a", "created_at": 0, "duration": 9, "tokens_in": 5, "tokens_out": 2}, "created_at tokens_in tokens_out"),
+    ({"logging_time": 0, "full_response": {"usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 2}}},
+     "logging_time full_response.usageMetadata.promptTokenCount full_response.usageMetadata.candidatesTokenCount"),
+    ({"cost_components": 1, "end_time": 0, "max_prompt_tokens": 5, "cached_input_tokens": 5}, "NAME NAME NAME")])
+def test_the_columns_that_are_proposed_are_the_right_ones_or_none(row: dict[str, Any], columns: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_trace(lines([row] * 3))
+    said = str(error.value).split("say which they are: ")[1].split(" (for a workload file")[0].split()
+    wanted = dict(zip(("arrival_s", "prompt_tokens", "output_tokens"), columns.split(), strict=True))
+    assert said == [f"columns.{ours}={theirs}" for ours, theirs in wanted.items() if ours != theirs]
+
+
+def test_a_column_of_ones_own_beside_a_known_formats_leaves_the_format_as_it_is() -> None:
+    rows = [{"timestamp": 1000 * i, "input_length": 100, "output_length": 5, "hash_ids": [i], "tier": "offline"}
+            for i in range(3)]
+    trace = read_trace(lines(rows), columns={"class": "tier"})
+    assert trace.arrival_s.tolist() == [0.0, 1.0, 2.0] and not trace.online.any()
 
 
 def test_rows_with_no_token_at_all_are_left_out_and_counted() -> None:

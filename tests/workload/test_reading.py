@@ -54,7 +54,8 @@ def test_missing_files_folders_and_formats(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column 'timestamp'"):
         read_trace(write(tmp_path, AZURE_2023), format="mooncake")
     assert list_formats() == ["aiperf", "azure", "bailian", "bench_serve", "burstgpt", "dynamo", "guidellm", "mooncake",
-                              "ooco_gym", "openai", "openai_batch", "openai_responses", "otel", "tracelab", "weka"]
+                              "ooco_gym", "openai", "openai_batch", "openai_responses", "otel", "otel_session",
+                              "tracelab", "weka"]
 
 
 # --- Sessions' names, dates and times in every form that logs have them in -------------------------------------------

@@ -44,6 +44,25 @@ def test_rows_that_failed_or_only_warmed_up_are_left_out_with_the_key_to_keep_th
     assert f"workload.only.{column}=[" in trace.notes[0]
 
 
+@pytest.mark.parametrize(("column", "values", "why"), [
+    ("attributes.span_kind", ("llm", "agent"), "call no model"), ("run_type", ("llm", "chain"), "call no model"),
+    ("cancelled", (False, True), "failed"), ("response_status", (200, 500), "failed"),
+    ("errorCode", (None, "ThrottlingException"), "failed"), ("statusCode", (200, 429), "failed")])
+def test_rows_of_gateways_and_spans_that_are_no_call_are_left_out(tmp_path, column, values, why):
+    rows = [{"arrival_s": i, "prompt_tokens": 10 + i, "output_tokens": 2, column: values[i % 2]} for i in range(6)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(tmp_path / "log.jsonl")
+    assert trace.prompt_tokens.tolist() == [10, 12, 14] and any(f"'{column}' says that they {why}" in note
+                                                                for note in trace.notes)
+
+
+def test_a_summary_of_a_benchmark_is_no_request(tmp_path):
+    (tmp_path / "b.json").write_text(json.dumps({"date": "20260901", "num_prompts": 12, "completed": 12,
+                                                 "total_input_tokens": 900, "total_output_tokens": 240}))
+    with pytest.raises(UserError, match="a sum a row"):
+        read_trace(tmp_path / "b.json")
+
+
 def test_rows_are_chosen_by_any_column() -> None:
     rows = [(0.5 * at, 300, 20, 200 + 300 * (at % 2), "ab"[at // 5]) for at in range(10)]
     name = written(["status", "model"], rows)

@@ -21,7 +21,7 @@ EXPECTED: dict[str, tuple[int, int, list[float], int, float | None]] = {
     "weka": (3, 7, [1.5, 0.5, 1.75, 3.5, 3.0, 0.5, 6.0], 64, 1046 / 1681),
     "tracelab": (2, 8, [15.75] * 8, 512, 25_600 / 42_250), "dynamo": (3, 7, [2.3] * 7, 64, 0.45),
     "aiperf": (5, 4, [0.15] * 4, 512, None), "bench_serve": (0, 0, [], 512, None),
-    "otel": (0, 0, [], 512, None), "guidellm": (0, 0, [], 512, None)}
+    "otel": (0, 0, [], 512, None), "otel_session": (2, 8, [6.25] * 8, 512, None), "guidellm": (0, 0, [], 512, None)}
 
 
 def sample(name: str) -> Path:
@@ -79,7 +79,8 @@ def broken(name: str, **changes: Any) -> dict[str, Any]:
     ("weka", {"requests": [{"type": "n", "t": 1.0, "in": 0, "out": 1}]}, "line 3, field 'prompt_tokens': found 0"),
     ("tracelab", {"timing_events": []}, "line 11: not of the form 'tracelab'"),
     ("tracelab", {"output_tokens": -1}, "line 11, field 'output_tokens': found -1"),
-    ("aiperf", {"metrics": {}}, "line 11, field 'prompt_tokens': found nothing"),
+    ("aiperf", {"metrics": {"output_sequence_length": {"value": 5}}}, "line 11, field 'prompt_tokens': found nothing"),
+    ("otel_session", {"spans": [{"name": "llm_request"}]}, "line 3: .*key 'startTimeUnixNano' is missing"),
     ("dynamo", {"event": {"event_type": "request_end", "request": {}}}, "line 12: .*key 'replay' is missing"),
     ("otel", {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "llm_request"}]}]}]},
      "line 6: not of the form 'otel': key 'startTimeUnixNano' is missing"),
@@ -90,6 +91,32 @@ def test_what_is_wrong_is_placed(tmp_path: Path, name: str, changes: dict[str, A
     path.write_text(sample(name).read_text() + json.dumps(broken(name, **changes)) + "\n")
     with pytest.raises(UserError, match=said):
         read_trace(path)
+
+
+NO_USAGE = {"name": "chat", "start_time": "2026-09-01T10:03:00Z", "end_time": "2026-09-01T10:03:00Z", "attributes": {
+    "gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": None}}
+
+
+@pytest.mark.parametrize(("name", "one"), [
+    ("aiperf", broken("aiperf", metrics={})), ("otel_session", {"trace_id": "t9", "spans": [NO_USAGE]}),
+    ("guidellm", {"benchmarks": [{"requests": {"successful": [
+        {"request_start_time": 1.0, "prompt_tokens": None, "output_tokens": None}]}}]})])
+def test_a_call_without_token_counts_is_left_out_and_counted(tmp_path: Path, name: str, one: dict[str, Any]) -> None:
+    text, path = sample(name).read_text(), tmp_path / "f.jsonl"
+    whole = json.dumps(json.loads(text)) if name == "guidellm" else text.strip()
+    path.write_text(f"{whole}\n{json.dumps(one)}\n")
+    trace = read_trace(path)
+    assert len(trace) == 10 - (name == "aiperf")
+    assert any("left out 1 of 11 rows without token counts" in note for note in trace.notes)
+
+
+def test_a_session_in_one_line_may_have_its_times_as_a_number(tmp_path: Path) -> None:
+    spans = [{"name": "llm_request", "startTimeUnixNano": str(10**18 + i), "endTimeUnixNano": str(10**18 + 10**9),
+              "attributes": [{"key": f"gen_ai.usage.{side}_tokens", "value": {"intValue": "7"}}
+                             for side in ("input", "output")]} for i in (0, 250_000_001)]
+    (tmp_path / "f.jsonl").write_text(json.dumps({"session_id": "s", "spans": spans}) + "\n")
+    trace = read_trace(tmp_path / "f.jsonl")
+    assert trace.arrival_s.tolist() == [0.0, 0.250000001] and trace.session.tolist() == [0, 0]
 
 
 def test_a_benchmark_that_tells_no_arrivals_is_refused(tmp_path: Path) -> None:
