@@ -27,8 +27,7 @@ REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "(^|[._ ])ts$", "date"), "prompt_tokens": (
     "prompt", "input", "context", "tokens_?in$"), "output_tokens": (
     "completion", "output", "candidates", "generat", "response", "tokens_?out$")}   # parts of names
-UNLIKELY = {"arrival_s": "^end|[._ ]end|finish|complet|respon|first|updat|durat|laten"}     # of times
-OTHER_COUNTS = "time|max|limit|cache|total|num_prompts"
+UNLIKELY = ("^end|[._ ]end|finish|complet|respon|first|updat|durat|laten", "time|max|limit|cache|total")   # times, counts
 SURE_MS = 100       # mean gap below which Mooncake's times may be seconds
 LONGEST_VALUE = 80  # longest value shown in a message
 LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
@@ -147,8 +146,7 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
         if key not in OURS:
             raise unknown("column", key, OURS)
     if given and format != "auto":
-        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
-                        "knows its columns")
+        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format knows its columns")
     form = _recognised(table) if format == "auto" else FORMATS[format]
     arrivals = given.get("arrival_s", form.columns["arrival_s"])
     own_times = arrivals == form.columns["arrival_s"]
@@ -219,7 +217,7 @@ def _likely(table: Table, ours: str) -> str:
     """Returns the column whose name is most like one of ours; NAME if there is none."""
     last = {name: name.rpartition(".")[2].casefold() for name in table.columns}
     found = [name for word in LIKELY[ours] for name in last
-             if re.search(word, last[name]) and not re.search(UNLIKELY.get(ours, OTHER_COUNTS), last[name])]
+             if re.search(word, last[name]) and not re.search(UNLIKELY[ours != "arrival_s"], last[name])]
     tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
     return [*tokens, *found, "NAME"][0]
 

@@ -8,6 +8,7 @@ between the objects of a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from ooco_gym.workload.trace import BLOCK_TOKENS
 
 Rows = list[dict[str, Any]]
 CALLS = ("chat", "text_completion", "generate_content", "completion")  # model calls in the GenAI conventions
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INPUTS = ("user_message", "tool_result")
 
 
@@ -121,13 +123,15 @@ def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     """
     spans = [span for resource in one.get("resourceSpans", ()) for scope in resource.get("scopeSpans", ())
              for span in scope.get("spans", ())] or one.get("spans", ())
-    session = one.get("trace_id", one.get("session_id"))
-    return [row for span in spans if (row := _call(span, session)) is not None]
+    return [row for span in spans if (row := _call(span, one.get("trace_id", one.get("session_id")))) is not None]
 
 
-def _date(span: Mapping[str, Any], edge: str) -> str:
-    """Returns a span's start or end."""
-    return span.get(f"{edge}_time") or str(np.datetime64(int(span[f"{edge}TimeUnixNano"]), "ns"))
+def _ns(span: Mapping[str, Any], edge: str) -> int:
+    """Returns a span's start or end in nanoseconds since 1970; dates without a zone count as UTC."""
+    if f"{edge}_time" not in span:
+        return int(span[f"{edge}TimeUnixNano"])
+    moment = datetime.fromisoformat(span[f"{edge}_time"])
+    return (moment.replace(tzinfo=moment.tzinfo or UTC) - EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _call(span: Mapping[str, Any], session: str | None) -> dict[str, Any] | None:
@@ -148,11 +152,11 @@ def _call(span: Mapping[str, Any], session: str | None) -> dict[str, Any] | None
         return None
     output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
     output = 0 if prompt and output is None else output  # an aborted stream
-    row = {"arrival_s": _date(span, "start"), "prompt_tokens": prompt, "output_tokens": output,
+    row = {"arrival_s": _ns(span, "start"), "prompt_tokens": prompt, "output_tokens": output,
            "ttft_s": number("gen_ai.latency.time_to_first_token"), "e2e_s": number("gen_ai.latency.e2e")}
     session = about.get("gen_ai.conversation.id", session)
     if session is not None:
-        row |= {"session": session, "end_s": _date(span, "end")}
+        row |= {"session": session, "end_s": _ns(span, "end")}
     if "error.type" in about or status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR"):
         row["error"] = str(about.get("error.type", "error"))
     if "gen_ai.request.model" in about:
@@ -183,19 +187,18 @@ class Form(NamedTuple):
 
 
 # Conversations of coding agents (github callanjfox/kv-cache-tester, and InferenceX: huggingface
-# semianalysisai/cc-traces-weka-*); rounds of coding agents with the waits for their tools (github
-# uw-syfi/TraceLab); request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`); records of NVIDIA
-# AIPerf (`profile_export.jsonl`); spans of vLLM (`--otlp-traces-endpoint`) and of clients by the
-# GenAI conventions, as the OpenTelemetry collector writes them; guidellm's `benchmarks.json`;
-# results of `vllm bench serve --save-result --save-detailed` and of SGLang's `bench_serving
-# --output-details`.
+# semianalysisai/cc-traces-weka-*); rounds of coding agents with the waits for their tools (github uw-syfi/TraceLab);
+# request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`); records of NVIDIA AIPerf (`profile_export.jsonl`); guidellm's
+# `benchmarks.json`; spans of vLLM (`--otlp-traces-endpoint`) and of clients by the GenAI conventions, as the
+# OpenTelemetry collector writes them, or a trace a line; results of `vllm bench serve --save-result --save-detailed`
+# and of SGLang's `bench_serving --output-details`.
 FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
          "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), "date", _tracelab),
          "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
          "aiperf": Form(frozenset({"metadata", "metrics"}), "ns", _aiperf),
          "guidellm": Form(frozenset({"benchmarks"}), "s", _guidellm),
-         "otel": Form(frozenset({"resourceSpans"}), "date", _otel),
-         "otel_session": Form(frozenset({"spans"}), "date", _otel),
+         "otel": Form(frozenset({"resourceSpans"}), "ns", _otel),
+         "otel_session": Form(frozenset({"spans"}), "ns", _otel),
          "bench_serve": Form(frozenset({"input_lens", "output_lens"}), "s", _bench_serve)}
 
 
