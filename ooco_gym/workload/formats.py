@@ -27,7 +27,7 @@ REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "(^|[._ ])ts$", "date"), "prompt_tokens": (
     "prompt", "input", "context", "tokens_?in$"), "output_tokens": (
     "completion", "output", "candidates", "generat", "response", "tokens_?out$")}   # parts of names
-UNLIKELY = ("^end|[._ ]end|finish|complet|respon|first|updat|durat|laten", "time|max|limit|cache|total")   # times, counts
+UNLIKELY = ("^end|[._ ]end|finish|complet|respon|first|updat|durat|laten", "time|max|limit|cache|total")   # of both
 SURE_MS = 100       # mean gap below which Mooncake's times may be seconds
 LONGEST_VALUE = 80  # longest value shown in a message
 LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
@@ -146,7 +146,7 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
         if key not in OURS:
             raise unknown("column", key, OURS)
     if given and format != "auto":
-        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format knows its columns")
+        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format has its columns")
     form = _recognised(table) if format == "auto" else FORMATS[format]
     arrivals = given.get("arrival_s", form.columns["arrival_s"])
     own_times = arrivals == form.columns["arrival_s"]
