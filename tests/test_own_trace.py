@@ -262,6 +262,16 @@ def test_scale_and_mix_in_a_yaml_have_their_effect_from_python_too() -> None:
     assert load_workload("both.yaml", **window).equals(mixed)
 
 
+def test_a_mix_may_end_with_a_yaml_on_the_command_line(capsys: Any) -> None:
+    Path("mine.yaml").write_text(yaml.safe_dump({**load_yaml("workload", "few_shot"), "name": "mine"}))
+    found = run("simulate", "policy=ooco", "workload=few_shot+2*mine.yaml", "rate_scale=0.1", "start_s=0",
+                "duration_s=60", "warmup_s=0", "cluster=pair_h100_8b")
+    assert found["online"]["arrived"] == len(load_workload("few_shot+2*mine.yaml", duration_s=60.0, seed=1,
+                                                           rate_scale=0.1))
+    assert main(["simulate", "policy=ooco", "workload=few_shot+none.yaml"]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
 def test_the_times_of_a_trace_are_stretched_by_a_factor() -> None:
     rows = "".join(f"{5 * i},100,10,{i % 2},{5 * i + 1}\n" for i in range(4))
     Path("chat.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,session,end_s\n{rows}")
