@@ -10,7 +10,7 @@ from typing import Any
 
 from ooco_gym.beside import ROOT
 from ooco_gym.documents import read_yaml, version_of
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, printable, unknown
 
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
 """Keys of a group's files with paths relative to the file; an `id` may begin with one: `mine.py:…`."""
@@ -82,8 +82,10 @@ def _extended(group: str, path: Path, files: dict[Path, str | None]) -> dict[str
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Raises UserError for an interpolation in a file of data: what it names (an environment
-    variable, say) would stand in the results."""
+    """Raises UserError for a control character in a file of data, and for an interpolation: what it
+    names (an environment variable, say) would stand in the results."""
+    if isinstance(value, str) and printable(value) != value:
+        raise UserError(f"{where}: '{value[:80]}' has a control character in it; expected text without any")
     if isinstance(value, str) and "${" in value:
         raise UserError(f"{where}: '{value[:80]}' is not resolved, as such a file is data; write the value itself, or "
                         "give it on the command line")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import RETENTIONS, Cluster
+from ooco_gym.cluster import RETENTION_KEYS, RETENTIONS, Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics import summarise
@@ -279,6 +279,9 @@ def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, polic
     if sim_config.retention.order and not state.blocks.size:
         notes.append(f"retention={cluster.retention} is not used: it orders a prefix cache, and policy '{policy.name}' "
                      "has none here (prefix_caching)")
+    for order, keys in RETENTION_KEYS.items():
+        notes += [f"{key}={getattr(cluster, key):g} is not used: it is for retention={order}, and this is "
+                  f"{cluster.retention}" for key in keys if getattr(cluster, key) and order != cluster.retention]
     if policy.mixed and sim_config.engine_clock.async_scheduling and not state.config.async_scheduling:
         notes.append(f"policy '{policy.name}' composes an iteration after the previous one ends, as its engine has no "
                      f"asynchronous scheduling. The host times of engine_clock={sim_config.engine_clock.name} were "

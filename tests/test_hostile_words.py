@@ -86,6 +86,9 @@ def test_control_characters_reach_no_terminal(capsys: pytest.CaptureFixture[str]
     assert str(UserError(f"row 3 of '{ESCAPE}'")) == "row 3 of '\\x1b[31m'"
     Path(f"{ESCAPE}.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,10\n")
     assert "control character" in refused(capsys, "simulate", f"workload.path={ESCAPE}.csv")
+    for group, key in (("policy", "name"), ("workload", "path"), ("cluster", "model")):
+        Path("x.yaml").write_text(f'{key}: "a\\e[31mb"\n')
+        assert "'x.yaml'" in (said := refused(capsys, "simulate", f"{group}=x.yaml")) and "control character" in said
     Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n0,10,10,{ESCAPE}chat\n1,10,10,online\n")
     main(["simulate", "policy=deadline", "workload.path=log.csv", "out=OUT"])
     said = capsys.readouterr()

@@ -302,6 +302,8 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
         here = [one for one in keys if one.rpartition(".")[0] == group]
         close = f" (did you mean '{shortest}'?)" if shortest else nearest(key, here if group else keys)
         listed = f"; its keys: {', '.join(sorted(here))}"
+        if f"{parent}.time_unit" in known and last in load_yaml("workload", "ooc"):  # of a generator, for a trace file
+            close = ": a trace file has its own load; online_rate=… or rate_scale=… sets its rate, start_s=… its window"
         raise UserError(f"{group or command.name} has no key '{key}'{close or listed}")
     values = [] if override.is_delete() else [parse(f"key={text}").value() for text in values_of(override)]
     for value in values:

@@ -117,7 +117,7 @@ def _folder_of(command: Command, request: CommandLine) -> Path:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
     if not str(folder).isprintable():
-        raise UserError(f"out={request.out!r} has a control character in it; expected the name of a folder")
+        raise UserError(f"out={str(folder)!r} has a control character in it; expected a folder whose path has none")
     return folder
 
 

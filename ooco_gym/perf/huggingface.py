@@ -14,6 +14,7 @@ FAMILIES: dict[str, dict[str, bool]] = {
 """By `model_type`: properties of the modelling code that no key gives."""
 _OTHER_LAYERS = {
     "linear attention (gated delta net)": "linear_|full_attention_interval", "chunked attention": "attention_chunk",
+    "linear attention (lightning)": "attn_type_list", "sliding attention by a pattern": "sliding_window_pattern",
     "Mamba (state space)": "mamba_|ssm_|hybrid_override_pattern", "sparse attention (an indexer)": "index_topk"}
 """Kinds of layers that are not simulated, and how keys begin that only their models have."""
 _DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -78,6 +79,8 @@ def _check_layers(config: Mapping[str, Any], where: str) -> None:
     kinds = {str(kind) for name in lists for kind in config.get(name) or ()} - {
         "full_attention", "sliding_attention", "attention"}
     kinds |= {kind for kind, begin in _OTHER_LAYERS.items() if re.search(rf"\b({begin})", keys)}
+    if "sliding_attention" in (config.get("layer_types") or ()) and not config.get("sliding_window"):
+        kinds.add("sliding attention without sliding_window")
     if kinds:
         raise UserError(f"{where}: layers of {', '.join(sorted(kinds))} are not simulated; expected full or sliding "
                         "attention in every layer")

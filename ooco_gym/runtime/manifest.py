@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.documents import file_digest, read_json
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import read_npz
 
 SCHEMA = "ooco-gym/policy-bundle/4"
@@ -70,7 +69,7 @@ def check_manifest(where: str, manifest: Mapping[str, Any]) -> None:
 
 def _not_finite(value: Any, place: str) -> Iterator[str]:
     """Yields the places of numbers that are not finite."""
-    if isinstance(value, float) and not isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and not is_number(value):
         yield place
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, one in items:

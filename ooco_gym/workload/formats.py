@@ -175,6 +175,10 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
     if (at_once is True and not at_0) or (time_unit != "auto" and at_0):
         raise UserError(f"{'time_unit' if at_0 else 'at_once'} has no effect, as trace file '{table.path}' has "
                         f"{'no' if at_0 else 'a'} column of times, '{form.columns['arrival_s']}'; leave it out")
+    turns = [key for key in ("think_s", "delay", "end_s", "elapsed_s") if key in given]
+    if turns and "session" not in form.there(table):
+        raise UserError(f"columns.{turns[0]} has no effect, as trace file '{table.path}' has no column of sessions; "
+                        f"leave it out, or say {played('columns.session=NAME')}")
     if time_unit != "auto":
         form = replace(form, unit=time_unit)
     if block_tokens is None:

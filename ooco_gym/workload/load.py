@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PLAYED = ("scale", "class", "sessions", "think_s", "concurrency")
 _FORMS = {
-    "path": (HOW, "a trace file has its own arrivals and lengths, whose rate online_rate=… or rate_scale=… sets"),
+    "path": (HOW, "a trace file has its own load; online_rate=… or rate_scale=… sets its rate, start_s=… its window"),
     "mix": (("name",), "its parts have their own keys, as YAMLs of yours, or files that 'ooco-gym data import' wrote")}
 """For mappings with one of these keys: others that they have besides `_PLAYED`, and why they have no more."""
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0

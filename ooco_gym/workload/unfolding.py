@@ -122,8 +122,12 @@ def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     Spans of agents, which sum the tokens of several calls, are skipped.
     """
     spans = [span for resource in one.get("resourceSpans", ()) for scope in resource.get("scopeSpans", ())
-             for span in scope.get("spans", ())] or one.get("spans", ())
-    return [row for span in spans if (row := _call(span, one.get("trace_id", one.get("session_id")))) is not None]
+             for span in scope.get("spans", ())]
+    kept[len(kept)] = session = one.get("trace_id", one.get("session_id", f"line {len(kept)}")) if not spans else None
+    spans += one.get("spans", ())
+    for span in spans:  # which grows by the spans below
+        spans += span.get("spans") or span.get("children") or ()
+    return [row for span in spans if (row := _call(span, session)) is not None]
 
 
 def _ns(span: Mapping[str, Any], edge: str) -> int:
@@ -148,7 +152,7 @@ def _call(span: Mapping[str, Any], session: str | None) -> dict[str, Any] | None
     operation, status = about.get("gen_ai.operation.name"), span.get("status") or {}
     if operation and operation not in CALLS:
         return None
-    if not operation and prompt is None and span.get("name") != "llm_request":
+    if not operation and prompt is None and not str(span.get("name")).startswith(("llm_request", "chat ")):
         return None
     output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
     output = 0 if prompt and output is None else output  # an aborted stream
@@ -157,6 +161,7 @@ def _call(span: Mapping[str, Any], session: str | None) -> dict[str, Any] | None
     session = about.get("gen_ai.conversation.id", session)
     if session is not None:
         row |= {"session": session, "end_s": _ns(span, "end")}
+    status = status if isinstance(status, Mapping) else {"code": status}
     if "error.type" in about or status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR"):
         row["error"] = str(about.get("error.type", "error"))
     if "gen_ai.request.model" in about:

@@ -31,6 +31,14 @@ def test_places_that_cannot_be_written_are_refused_in_a_sentence(toy: SimpleName
     assert sorted(toy.cwd.iterdir()) == before
 
 
+def test_a_working_directory_with_an_escape_in_its_name_is_named(toy: SimpleNamespace,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    (toy.cwd / "d\x1b[31me").mkdir()
+    monkeypatch.chdir(toy.cwd / "d\x1b[31me")
+    code, _, err = toy.run("play")
+    assert code == 2 and "d\\x1b[31me" in err and "None" not in err and "\x1b" not in err
+
+
 def test_a_working_directory_that_is_gone(toy: SimpleNamespace, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

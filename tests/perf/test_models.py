@@ -109,6 +109,9 @@ QWEN_NEXT = {"model_type": "qwen3_next", "full_attention_interval": 4, "linear_n
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*", "ssm_state_size": 128}, "Mamba"),
     ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, "recurrent"),
     ({"model_type": "llama4", "attention_chunk_size": 8192}, "chunked attention"),
+    ({"model_type": "minimax_text_01", "attn_type_list": [0, 1]}, "linear attention"),
+    ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, "sliding attention by a pattern"),
+    ({"layer_types": ["sliding_attention"] * 48, "sliding_window": None}, "sliding attention without sliding_window"),
     ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention")])
 def test_layers_that_are_not_simulated_are_refused_by_their_name(tmp_path: Path, change: dict, kind: str):
     path = tmp_path / "config.json"

@@ -129,7 +129,7 @@ def test_a_graph_that_takes_too_long_is_stopped(tmp_path: Path, monkeypatch: pyt
         Policy.load(rewritten(write_bundle(tmp_path), slow))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
 def test_every_number_of_a_manifest_is_finite(tmp_path: Path, value: float) -> None:
     folder = parameter_bundle(tmp_path, forms=("npz",))
     path = folder / "manifest.json"

@@ -284,6 +284,9 @@ def test_a_cluster_says_the_order() -> None:
     unused = simulate(scenario_of(retention="turns", retention_turn_s=60), "vllm_fcfs:prefix_caching=off")
     assert unused.notes[-1] == ("retention=turns is not used: it orders a prefix cache, and policy 'vllm_fcfs' has "
                                 "none here (prefix_caching)")
+    for order, key in (("lru", "retention_token_s"), ("belady", "retention_ttl_s")):
+        notes = simulate(scenario_of(retention=order, **{key: 60}), "vllm_fcfs").notes
+        assert sum(f"{key}=60 is not used" in note and order in note for note in notes) == 1
     with pytest.raises(UserError, match="kv_priority=task has its own eviction order"):
         simulate(scenario_of(retention="turns", retention_turn_s=60), "echo")
 

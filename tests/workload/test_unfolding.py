@@ -110,6 +110,24 @@ def test_a_call_without_token_counts_is_left_out_and_counted(tmp_path: Path, nam
     assert any("left out 1 of 11 rows without token counts" in note for note in trace.notes)
 
 
+def chat(place: int, **changes: Any) -> dict[str, Any]:
+    return {"name": "chat llama", "start_time": f"2026-01-05T08:00:{5 * place:02d}Z",
+            "end_time": f"2026-01-05T08:00:{5 * place + 2:02d}Z", "attributes": {
+                "gen_ai.usage.input_tokens": 100 + place, "gen_ai.usage.output_tokens": 7}, **changes}
+
+
+def test_calls_below_other_spans_count_and_lines_without_a_name_are_sessions_of_their_own(tmp_path: Path) -> None:
+    agent = {"name": "invoke_agent coder", "children": [chat(1), {"name": "subtask", "spans": [chat(2)]}]}
+    failed, bare = chat(3, status="ERROR"), chat(4, attributes={})
+    lines = [{"spans": [chat(0), agent, failed, bare]}, {"spans": [chat(5)]}]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = read_trace(tmp_path / "f.jsonl")
+    assert trace.prompt_tokens.tolist() == [100, 101, 102, 105] and trace.session.tolist() == [0, 0, 0, 1]
+    assert trace.think_s is not None and trace.think_s[1:3].tolist() == [3.0, 3.0]
+    assert any("failed" in note for note in trace.notes)
+    assert any("left out 1 of 5 rows without token counts" in note for note in trace.notes)
+
+
 def test_a_session_in_one_line_may_have_its_times_as_a_number(tmp_path: Path) -> None:
     spans = [{"name": "llm_request", "startTimeUnixNano": str(10**18 + i), "endTimeUnixNano": str(10**18 + 10**9),
               "attributes": [{"key": f"gen_ai.usage.{side}_tokens", "value": {"intValue": "7"}}
