@@ -1,4 +1,4 @@
-"""What nobody means ends in one sentence: prices, times, numbers beyond all ranges, escapes, secrets."""
+"""Input that cannot be meant ends in one sentence: prices, times, numbers beyond all ranges, escapes, secrets."""
 
 from __future__ import annotations
 

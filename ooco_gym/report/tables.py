@@ -132,7 +132,7 @@ class Table:
         for name in ("title", "note"):
             object.__setattr__(self, name, printable(getattr(self, name)))
         object.__setattr__(self, "head", tuple(map(printable, self.head)))
-        object.__setattr__(self, "rows", tuple(tuple(printable(as_text(cell)) for cell in row) for row in self.rows))
+        object.__setattr__(self, "rows", tuple(tuple(map(printable, map(as_text, row))) for row in self.rows))
         for row in self.rows:
             if len(row) != len(self.head):
                 raise ValueError(f"table '{self.title}': a row has {len(row)} cells, its head {len(self.head)}")
