@@ -6,6 +6,7 @@ Each value is checked; an error names its row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which the unit is questio
 FEWEST_TO_DOUBT = 20
 PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
 TIMES = ("ttft_s", "e2e_s")     # measured times in nested forms, for `calibrate replay`
+CACHED = re.compile("cache_?(read|creation|write)_input")  # columns of prompt tokens that a cache had
 LOOKED_AT = 10_000      # values examined in an unread column
 
 
@@ -52,6 +54,9 @@ def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | N
           **rows: Any) -> tuple[Trace, TraceFormat, Table]:
     """Reads a whole file; returns its trace, format and table."""
     table = read_table(path)
+    if table.rows == 0:
+        where = f" of the form '{table.form}' (docs/traces.md)" if table.form else ""
+        raise UserError(f"trace file '{path}' holds no request{where}")
     check_counts(table, [*(columns or {}).values(), *flat(rows.get("only"))])
     form = format_of(table, format, columns, time_unit, block_tokens, at_once)
     trace = trace_of(table, form, **rows)
@@ -60,8 +65,6 @@ def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | N
 
 def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
     """Returns the trace in a file's columns, with repairs and errors as in `read_trace`."""
-    if table.rows == 0:
-        raise UserError(f"trace file '{table.path}' holds no request")
     there = form.there(table)
     try:
         table, left_out = loaded(table, there, only, distinct)
@@ -310,4 +313,9 @@ def _unread(table: Table, form: TraceFormat) -> list[str]:
             key, numbers = f"columns.class={name}", ", numbers as p0, p1, …" * values[0].isdigit()
             notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
                          f"all requests count as online; {key} reads it (for a workload file, workload.{key}){numbers}")
+    prompt = read["prompt_tokens"]
+    for name in left_out if "input" in named(prompt) else ():
+        if CACHED.match(named(name)) and (counts := table.numbers_of(name)) is not None and np.nansum(counts) > 0:
+            notes.append(f"warning: column '{name}' has {np.nansum(counts):,.0f} tokens of prompts and is not read; in "
+                         f"Anthropic's and Bedrock's logs '{prompt}' is without them: add them to it in the file")
     return [*notes, *([f"columns left out: {few(left_out, None)}"] if left_out else [])]

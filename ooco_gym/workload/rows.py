@@ -39,8 +39,9 @@ def _failed(texts: Any) -> Any:
 # By column name: which values, in lower case, mean that a row is no load, and the reason for messages.
 NO_LOAD: tuple[tuple[tuple[str, ...], str, Callable[[Any], Any]], ...] = (
     (("status", "status_code", "statuscode", "http_status", "http_status_code", "response_status", "response_code",
-      "finish_reason", "finish_reasons"), "failed", _failed),
-    (("cancelled", "canceled", "was_cancelled"), "failed", lambda texts: _words(texts, ("true", "1", "yes"))),
+      "finish_reason", "finish_reasons", "level"), "failed", _failed),
+    (("cancelled", "canceled", "was_cancelled", "has_error", "is_error"), "failed",
+     lambda texts: _words(texts, ("true", "1", "yes"))),
     (("span_kind", "run_type"), "call no model", lambda texts: _words(texts, NO_CALL)),
     (("error", "error_code", "error_type", "error_message", "exception"), "failed",
      lambda texts: pc.call_function("invert", [_words(texts, NOTHING)])),

@@ -106,6 +106,9 @@ def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[
 def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     """Returns the rows of a benchmark with one list per column; times count from the first request,
     as its clock is arbitrary."""
+    if "start_times" not in one:
+        raise ValueError("it has no 'start_times', as SGLang's benchmark saves none; 'vllm bench serve --save-result "
+                         "--save-detailed' does, for any server")
     times_s = one["start_times"]
     lists = {"arrival_s": [time_s - min(times_s) for time_s in times_s], "prompt_tokens": one["input_lens"],
              "output_tokens": one["output_lens"]}

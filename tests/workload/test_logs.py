@@ -224,6 +224,24 @@ def test_the_columns_that_are_proposed_are_the_right_ones_or_none(row: dict[str,
     assert said == [f"columns.{ours}={theirs}" for ours, theirs in wanted.items() if ours != theirs]
 
 
+@pytest.mark.parametrize(("usage", "said"), [
+    ({"input_tokens": 20, "cache_read_input_tokens": 80, "cache_creation_input_tokens": 0, "output_tokens": 7}, [
+        "240"]),
+    ({"inputTokens": 20, "cacheWriteInputTokens": 30, "outputTokens": 7}, ["90"]),
+    ({"input_tokens": 20, "cache_read_input_tokens": 0, "output_tokens": 7}, []),
+    ({"prompt_tokens": 100, "cache_read_input_tokens": 80, "completion_tokens": 7}, [])])
+def test_prompt_tokens_that_a_cache_had_and_a_log_counts_apart_are_warned_about(usage: Any, said: list[str]) -> None:
+    prompt, *_, output = usage
+    columns = {"arrival_s": "at", "prompt_tokens": f"usage.{prompt}", "output_tokens": f"usage.{output}"}
+    notes = read_trace(lines([{"at": i, "usage": usage} for i in range(3)]), columns=columns).notes
+    assert [note.split(" tokens of")[0].split()[-1] for note in notes if note.startswith("warning")] == said
+
+
+def test_spans_without_a_call_of_a_model_are_no_request() -> None:
+    with pytest.raises(UserError, match="holds no request of the form 'otel_session'"):
+        read_trace(lines([{"spans": [{"span_id": "a", "meta": {"kind": "llm"}, "start_ns": 1}]}]))
+
+
 def test_a_column_of_ones_own_beside_a_known_formats_leaves_the_format_as_it_is() -> None:
     rows = [{"timestamp": 1000 * i, "input_length": 100, "output_length": 5, "hash_ids": [i], "tier": "offline"}
             for i in range(3)]

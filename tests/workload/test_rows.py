@@ -46,6 +46,7 @@ def test_rows_that_failed_or_only_warmed_up_are_left_out_with_the_key_to_keep_th
 
 @pytest.mark.parametrize(("column", "values", "why"), [
     ("attributes.span_kind", ("llm", "agent"), "call no model"), ("run_type", ("llm", "chain"), "call no model"),
+    ("level", ("DEFAULT", "ERROR"), "failed"), ("hasError", (False, True), "failed"),
     ("cancelled", (False, True), "failed"), ("response_status", (200, 500), "failed"),
     ("errorCode", (None, "ThrottlingException"), "failed"), ("statusCode", (200, 429), "failed")])
 def test_rows_of_gateways_and_spans_that_are_no_call_are_left_out(tmp_path, column, values, why):
