@@ -7,18 +7,15 @@ their twin. For mixed instances without a twin it is what vLLM's own scheduler s
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path
-from ooco_gym.metrics.summary import summarise
 from ooco_gym.peak import (
     FILE_NAME,
     PROTOCOL,
@@ -32,15 +29,10 @@ from ooco_gym.peak import (
 )
 from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
-from ooco_gym.simulation import simulate
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.runs import NO_SAMPLES_S, Jobs
+from ooco_gym.study.runs import Jobs
 from ooco_gym.study.search import largest_factor
 from ooco_gym.study.sustain import late_at_most, settling
-from ooco_gym.workload import load_workload, write_trace
-
-# Fixed when the first factors were stored, so that peaks do not depend on later defaults.
-REFERENCE_MIXED = "vllm_fcfs:max_num_batched_tokens=2048,max_num_seqs=256,prefix_caching='off'"
 
 
 @dataclass(frozen=True)
@@ -50,21 +42,23 @@ class PeakPlan:
     Attributes:
         over_floor: violations may exceed the idle floor by this (docs/protocol.md: 0.5 points).
         budget: violations allowed to policies (OOCO: 3 %); a floor above a third of it is an error.
-        sample: requests on which the floor is measured.
         first_rate: online requests per second to begin with, on one instance of each kind.
         precision: bisection ends when the bracket is this share of its upper end.
     """
 
     over_floor: float = 0.005
     budget: float = VIOLATION_BUDGET
-    sample: int = 4000
     first_rate: float = 0.05
     precision: float = 0.01
 
 
 def reference_policy(scenario: Scenario) -> str:
-    """Returns the policy that defines a cluster's online-only capacity, the plain one of its kind."""
-    return REFERENCE_MIXED if scenario.load_cluster().mixed else "base_pd"
+    """Returns the policy that defines a cluster's online-only capacity, the plain one of its kind; what the cluster
+    does not state was fixed when the first factors were stored, so that peaks do not depend on later defaults."""
+    cluster = scenario.load_cluster()
+    budget, seats = cluster.max_num_batched_tokens or 2048, cluster.max_num_seqs or 256
+    return f"vllm_fcfs:max_num_batched_tokens={budget},max_num_seqs={seats},prefix_caching='off'" if (
+        cluster.mixed) else "base_pd"
 
 
 def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan, find: bool = False,
@@ -144,24 +138,22 @@ def _timing_of(scenario: Scenario) -> str:
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
     """Searches for the largest factor at which the reference policy stays within `plan.over_floor`."""
-    floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
-    where = f"'{title_of(scenario.workload)}' on '{scenario.load_cluster().name}'"
+    where, slo = f"'{title_of(scenario.workload)}' on '{scenario.load_cluster().name}'", scenario.load_slo()
+    reference, cluster, mean_rate = reference_policy(scenario), scenario.load_cluster(), scenario.rates()[0]
+    first = plan.first_rate * sum(pool.count for pool in cluster.relaxed + cluster.mixed)
+
+    def played(factor: float) -> list[dict[str, Any]]:
+        return jobs.all([settling(scenario).with_(seed=seed, rate_scale=factor) for seed in seeds], reference)
+
+    floor = float(np.mean([one["online"].get("infeasible", {}).get("share", 0.0) for one in played(first / mean_rate)]))
     if floor > plan.budget / 3:
-        slo = scenario.load_slo()
         raise UserError(f"{100 * floor:.2f} % of the requests of {where} violate their SLOs even on an idle cluster, "
                         f"more than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
                         f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
 
-    reference = reference_policy(scenario)
-
     def violations(factor: float) -> float:
-        asked = [settling(scenario).with_(seed=seed, rate_scale=factor) for seed in seeds]
-        return float(np.mean([late_at_most(one, tpot_from) for one in jobs.all(asked, reference)]))
+        return float(np.mean([late_at_most(one, slo.tpot_from) for one in played(factor)]))
 
-    mean_rate = scenario.rates()[0]
-    cluster = scenario.load_cluster()
-    prefilling = sum(pool.count for pool in cluster.relaxed + cluster.mixed)
-    first = plan.first_rate * prefilling
     found = largest_factor(violations, floor + plan.over_floor, first / mean_rate, plan.precision)
     if found is None:
         raise UserError(f"no load of {where} is light enough: even {first:g} requests a second "
@@ -169,24 +161,3 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
                         "give rate_scale=… or online_rate=… instead of a peak")
     return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
             "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.window()[1]}
-
-
-def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
-    """Returns the share of a workload's requests that violate although each is alone on the idle
-    cluster.
-
-    A sample of them is simulated, spaced so far apart that none overlap.
-    """
-    slo, (start_s, duration_s) = scenario.load_slo(), scenario.window()
-    scale = sample / (scenario.rates()[0] * duration_s)
-    trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=scale)
-    trace = trace.take(scenario.resolve().promised(trace).online)
-    gap_s = 2.0 * (slo.ttft_s + slo.tpot_s * trace.output_tokens) + 1.0
-    apart = replace(trace, arrival_s=np.cumsum(gap_s) - gap_s[0], name="alone")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "alone.parquet"
-        write_trace(apart, path)
-        alone = replace(scenario, workload={"path": str(path)}, start_s=0.0, warmup_s=0.0, rate_scale=1.0, seed=seed,
-                        duration_s=float(apart.arrival_s[-1]) + 1.0, drain_s=float(gap_s[-1]))
-        run = simulate(alone.with_(offline_rate=0.0), policy=reference_policy(alone), sample_s=NO_SAMPLES_S)
-    return float(summarise(run)["online"]["violation_rate"])

@@ -27,6 +27,7 @@ from ooco_gym.files import as_json, atomic_write
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import HOUR_S, MILLION, price_of
 from ooco_gym.metrics.statistics import spread
+from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.peak import title_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render.deciding import conditions, saved
@@ -40,6 +41,7 @@ from ooco_gym.report import (
     joined,
     number,
     percent,
+    show_notes,
     write_page,
 )
 from ooco_gym.run_notes import say_clock, say_played
@@ -98,6 +100,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     plots = frontier_plot(rows, *(batch_plan.FRONTIER if batch else FRONTIER))
     table.show(console(), unbroken=2)
     _, _, chips = base.load_cluster().hardware()
+    show_notes(never := infeasible_words(rows[0].get("infeasible")))
     answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"]) + _missed_words(rows)
     lead = conditions(base.resolve(), price, min(row["chips"] for row in rows))
     console().print(answer, highlight=False)
@@ -105,7 +108,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     shown = {**({"played": said[0]} if said else {}), "scenario": played}
     again = [Section("How to reproduce this page", commands=[line])] if (line := command_line()) else []
     write_page(out / "plan.html", "How many chips", [
-        Section("", tables=[table], plots=plots, notes=[f"{one}." for one in said[1:]]),
+        Section("", tables=[table], plots=plots, notes=[*(f"{one}." for one in said[1:]), *never]),
         Section("Conditions", tables=[conditions_table(shown)]), *again],
                f"{answer}\n{lead}")
     return {"schema": SCHEMA, "question": question, "limits": "" if batch else limits.words(), "offline_rate": rate,
@@ -141,6 +144,7 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         "holds": chosen.holds, "violations": spread(point.violations),
         "total_tokens_per_s": spread(point.total_tokens_per_s),
         "deadlines_missed": _deadlines_missed(point.summaries),
+        **({"infeasible": never} if (never := point.summaries[0]["online"].get("infeasible")) else {}),
         "seeds_over": int((point.violations > planner.bench.limits.violations).sum()),
         "one_fewer": None if fewer is None else {**fewer.size, "violations": float(fewer.point.violations.mean()),
                                                  "kept_up": float(fewer.point.kept_up.mean()), "holds": fewer.holds},

@@ -11,6 +11,7 @@ import numpy as np
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
+from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.report import curve, percent, plot
 from ooco_gym.report.pages import Plot
 from ooco_gym.study.search import Point, bisected, walked
@@ -100,13 +101,19 @@ class Planner:
         One instance fewer is among them, unless the policy needs more.
 
         Raises:
-            UserError: `most` instances are too few.
+            UserError: `most` instances are too few, or no number is enough.
         """
         tried: dict[int, Sized] = {}
 
         def fails(count: int) -> bool:
             tried[count] = self.best(count, rate)
-            return not tried[count].holds
+            if tried[count].holds:
+                return False
+            never = [one["online"].get("infeasible") for one in tried[count].point.summaries]
+            if np.mean([one["share"] if one else 0.0 for one in never]) > self.bench.limits.violations:
+                words = infeasible_words(next(filter(None, never)))[0].partition(";")[0]
+                raise UserError(f"no number of instances is enough for '{self.policy}': {words}")
+            return True
 
         counts = itertools.takewhile(lambda count: count < most, (self.least * 2**n for n in itertools.count()))
         few, enough = walked(fails, [*counts, most])

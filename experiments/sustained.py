@@ -164,6 +164,7 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
         "best_baseline_tuned_as": base.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
         "kind": "mixed" if get_policy(entry.policy).mixed else "pools",
+        **({"infeasible": never} if (never := crossing.points[0].summaries[0]["online"].get("infeasible")) else {}),
         "feasible": within(crossing.points[0].violations, budget),
         "limited_by": _limit(crossing.failed, crossing.reason, definition),
         "seeds_over": float(np.mean(at.violations > budget)),

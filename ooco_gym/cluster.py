@@ -91,7 +91,7 @@ class Cluster:
     slo: str = "chat"
     twin: Any = None
     memory: str = "fraction"  # `vllm`: kv_fraction of the real memory, less the engine's own peak (`Deployment`)
-    max_num_batched_tokens: int = 0  # the engine's, for its memory peak; 0: the card's default
+    max_num_batched_tokens: int = 0  # the engine's own; 0: what vLLM's policies say, or the card's default
     max_num_seqs: int = 0
     engine_clock: Any = None  # host time of iterations (`EngineClock`): a name in conf/engine_clock, or a mapping
 

@@ -58,4 +58,4 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if values.get("name") != CLUSTERS_OWN:
         return values
     del values["name"]
-    return {**vars(Scenario.from_config({**given, "slo": None}).read_slo()), **values} if values else None
+    return {**vars(Scenario.from_config({**given, "slo": None}).load_slo()), **values} if values else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ooco_gym.metrics.requests import MEMORY, WINDOW
+from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.validity import clock_line
 from ooco_gym.policy import policy_of
@@ -45,6 +46,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: their "
                      f"prompt and output, {rejected['shortest_tokens']:,} tokens for the shortest, do not fit "
                      f"{' or '.join(why[one] for one in rejected['reasons'])}.")
+    lines += infeasible_words(online.get("infeasible"))
     if unreached := summary.get("sessions", {}).get("turns_not_reached"):
         lines.append(f"{unreached:,} turns of closed sessions never arrived: a turn before them was rejected, or had "
                      "not finished when the run ended.")
@@ -96,9 +98,8 @@ def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
         others = waiting if clock.async_scheduling else []
         quoted = not others or len(others) < len(policies)
         line = clock_line([one for _, one in cluster.deployments(timing)], clock, quoted)
-        lines.append(line + f"; {joined(others)}: another engine, for which this latency model was not "
-                            "validated" * bool(
-            others))
+        other = f"; {joined(others)}: another engine, for which this latency model was not validated"
+        lines.append(line + other * bool(others))
     print(*dict.fromkeys(lines), sep="\n")
 
 

@@ -166,12 +166,7 @@ class Scenario:
         return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
 
     def load_slo(self) -> Slo:
-        """The SLO, loaded; default: the cluster's preset. Raises UserError if no instance can meet
-        it."""
-        return _met_by(self.read_slo(), tuple(self.load_cluster().deployments(self.timing)))
-
-    def read_slo(self) -> Slo:
-        """The SLO, without a check that the cluster can meet it."""
+        """The SLO, loaded; default: the cluster's preset."""
         value = self.slo if self.slo is not None else self.load_cluster().slo
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("slo", value)
         check_keys("slo", raw, Slo.__dataclass_fields__)
@@ -182,8 +177,8 @@ class Scenario:
 
     def load_classes(self) -> tuple[RequestClass, ...]:
         """All classes of requests, completed with defaults; empty if the scenario names no classes."""
-        return _classes_met(parse_classes(self.classes), self.load_slo(),
-                            tuple(self.load_cluster().deployments(self.timing)))
+        slo, classes = self.load_slo(), parse_classes(self.classes)
+        return with_defaults(classes, slo.ttft_s, slo.tpot_s) if classes else ()
 
     def tightest_tpot_s(self) -> float:
         """The TPOT SLO for metrics of a whole instance: the tightest of the online classes."""
@@ -276,7 +271,7 @@ class Scenario:
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
         """The stored factor under the scenario's SLO, else under the cluster's preset."""
-        for slo in (self.read_slo(), replace(self, slo=None).read_slo()):
+        for slo in (self.load_slo(), replace(self, slo=None).load_slo()):
             factor = stored_peak_factor(workload, cluster, asdict(slo), slo.tpot_from)
             if factor is not None:
                 return factor
@@ -308,8 +303,12 @@ class Scenario:
         scale = kept("scale", "workload", "cluster", "slo", "rate_scale", "online_rate", *window) or self._scale()
         offline = kept("offline", "offline") or parse_offline(self.offline)
         deployments = kept("deployments", "cluster", "timing") or tuple(cluster.deployments(self.timing))
-        slo = kept("slo", "slo", "cluster", "timing") or _met_by(self.read_slo(), deployments)
-        classes = _classes_met(parse_classes(self.classes), slo, deployments) if self.classes is not None else ()
+        slo, classes = kept("slo", "slo", "cluster") or self.load_slo(), self.load_classes() if self.classes else ()
+        promised_s = {"slo": slo.ttft_s, **{f"classes.{one.name}": one.ttft_s for one in classes}}
+        for where, ttft_s in () if kept("slo", "slo", "classes", "cluster", "timing") else promised_s.items():
+            if ttft_s is not None and ttft_s < _first_token_s(deployments):
+                raise UserError(f"{where}.ttft_s={ttft_s:g} cannot be met: the prefill of one prompt token takes "
+                                f"{_first_token_s(deployments):.4g} s on this cluster; raise it or take more chips")
         predictor = kept("predictor", "predictor") or Predictor.load(self.predictor)
         lengths = kept("lengths", "lengths") or LengthPredictor.load(self.lengths)
         return ResolvedScenario(self, cluster, deployments, slo, protocol, predictor, workload, scale, offline,
@@ -426,27 +425,6 @@ class ResolvedScenario:
         return {**values, "timing": self.timing, "duration_s": self.duration_s, "rate_scale": self.rate_scale,
                 "online_rate": None,
                 **{part: asdict(getattr(self, part)) for part in ("slo", "predictor", "protocol")}}
-
-
-def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
-    """Returns the SLO; raises UserError if no prefilling instance can meet its TTFT."""
-    _check_ttft("slo", slo.ttft_s, deployments)
-    return slo
-
-
-def _classes_met(classes: tuple[RequestClass, ...], slo: Slo,
-                 deployments: tuple[tuple[str, Deployment], ...]) -> tuple[RequestClass, ...]:
-    """Validates the classes' TTFT SLOs, and fills in the scenario's SLO for classes without their
-    own."""
-    for one in classes:
-        _check_ttft(f"classes.{one.name}", one.ttft_s, deployments)
-    return with_defaults(classes, slo.ttft_s, slo.tpot_s) if classes else ()
-
-
-def _check_ttft(where: str, ttft_s: float | None, deployments: tuple[tuple[str, Deployment], ...]) -> None:
-    if ttft_s is not None and ttft_s < _first_token_s(deployments):
-        raise UserError(f"{where}.ttft_s={ttft_s:g} cannot be met: the prefill of one prompt token takes "
-                        f"{_first_token_s(deployments):.4g} s on this cluster; raise it or take more chips")
 
 
 @lru_cache(maxsize=64)

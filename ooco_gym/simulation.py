@@ -19,11 +19,12 @@ from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.policy.policy import ENGINE_OPTIONS
 from ooco_gym.report.terminal import remark
 from ooco_gym.scenario import DAY_S, LONGEST_S, ResolvedScenario, Scenario
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import build_state, slo_ps
+from ooco_gym.sim.build import build_state, least_ps, slo_ps
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
@@ -32,6 +33,7 @@ from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import open_note
+from ooco_gym.workload.sharing import shared_tokens
 
 NOTED_SHARE = 0.01  # share of prompt tokens
 
@@ -59,6 +61,7 @@ class Run:
     arrivals_s: tuple[float, float] | None = None  # in which arriving requests count; None: `window_s`
     done: Edge | None = None  # what was done between the window's edges; None: not recorded
     start_tokens: np.ndarray | None = None  # int32[n], `Edge.computed_tokens` at the window's start
+    least_ps: np.ndarray | None = None  # int64[2, n], `sim.build.least_ps`
 
     @property
     def arrival_window_s(self) -> tuple[float, float]:
@@ -187,9 +190,12 @@ class Simulation:
         self.ttft_slo_ps = None  # the clients' SLO, if it differs from the engine's
         if sim_config.engine_clock.has_frontend:
             self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.ttft_s, len(trace))
-        machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
+        machines = [Machine(*one) for one in self.scenario.deployments]
         _check_architecture(chosen, self.scenario.cluster)
         self.policy = prepared(profiled(chosen, self.scenario), policy_context(machines, trace, sim_config))
+        engine = self.policy.engine_options  # size the KV memory, too
+        machines = [one if not engine or one.deployment.memory != "vllm" or one.deployment.batch_limits == (
+            *engine.values(),) else replace(one, deployment=replace(one.deployment, **engine)) for one in machines]
         predicted = self.scenario.lengths.believe(trace, self.scenario.seed)
         self.state = build_state(machines, trace, sim_config, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
@@ -207,6 +213,8 @@ class Simulation:
                                  for point, rule in zip(POINTS, self.compiled_rules, strict=True)])
         self._answer = s.ASK
         self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
+        cached = shared_tokens(trace) if trace.session is None else trace.prompt_tokens  # a turn may be cached whole
+        self.least_ps = least_ps(machines, self.state, sim_config, cached) if whole else None
         if whole:
             self.state.config.ends = s.ALL_TOKENS if self.scenario.open_end else s.LAST_TOKENS
         if whole and self.scenario.open_end:  # sums over the window run to the end
@@ -311,7 +319,14 @@ def _check_architecture(policy: Policy, cluster: Cluster) -> None:
 
 
 def profiled(policy: Policy, scenario: ResolvedScenario) -> Policy:
-    """Sets the parameters that a policy finds by test runs of the scenario (HyGen 4.2)."""
+    """Sets the engine's options that the cluster states, and what a policy finds by test runs (HyGen 4.2); raises
+    UserError if cluster and policy state different engines."""
+    for key in ENGINE_OPTIONS:
+        stated, own, same = getattr(scenario.cluster, key), policy.values.get(key) or 0, key in policy.engine_options
+        if stated and (own > stated or (same and 0 < own < stated)):
+            raise UserError(f"cluster.{key}={stated} is how the engine is started, and policy '{policy.name}' has "
+                            f"{key}={own}; an engine has one: leave the cluster's out, or give the policy {stated}")
+        policy = policy.with_values({key: stated}) if stated and same else policy
     return policy if policy.profile is None else policy.with_values(policy.profile(policy, scenario))
 
 
@@ -364,7 +379,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None, simulation.turns,
               int(state.tier["blocks"].sum()) if state.tier.size else None,
-              (start_s, min(simulation.window_s[1], end_s)), edges[1].since(edges[0]), edges[0].computed_tokens)
+              (start_s, min(simulation.window_s[1], end_s)), edges[1].since(edges[0]), edges[0].computed_tokens,
+              simulation.least_ps)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run

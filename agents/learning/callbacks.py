@@ -62,51 +62,31 @@ class Interrupts:
 
 
 class Clock:
-    """The wall time of a call of `train` that began at `begun`, of which at most `limit_s` is for all of it: set-up,
-    imitation, learning and validation, the last one included. Learning is the time inside its `with` block, less
-    validation."""
+    """Wall time of a call of `train` from `begun` on; `limit_s` covers all of it, the last validation included. `spent`
+    has the seconds of learning with validation, and of validation; `rollout_s` and `once_s` are the latest."""
 
     def __init__(self, limit_s: float | None, begun: float) -> None:
-        self.limit_s = None if limit_s is None else float(limit_s)
-        self.begun, self.validation_s = begun, 0.0
-        self.rollout_s = self.once_s = 0.0  # of the latest rollout and validation; 0: none yet
-        self.expired = False  # whether it ended learning
-        self._learning: float | None = None
-        self._ended: float | None = None
-
-    def __enter__(self) -> Clock:
-        self._learning = time.monotonic()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = time.monotonic()
+        self.limit_s, self.begun, self.expired = float(limit_s or np.inf), begun, False
+        self.spent, self.rollout_s, self.once_s = {"learning": 0.0, "validation": 0.0}, 0.0, 0.0
 
     @contextmanager
-    def validating(self) -> Iterator[None]:
-        """Counts the time within as validation."""
+    def counting(self, what: str) -> Iterator[None]:
+        """Adds the time within to what was `spent`."""
         before = time.monotonic()
         try:
             yield
         finally:
             self.once_s = time.monotonic() - before
-            self.validation_s += self.once_s
+            self.spent[what] += self.once_s
 
     @property
     def used(self) -> float:
-        """The share of the limit that has passed; 0 without a limit."""
-        return (time.monotonic() - self.begun) / self.limit_s if self.limit_s else 0.0
+        """The share of the limit that has passed."""
+        return (time.monotonic() - self.begun) / self.limit_s
 
     def fits(self, more_s: float = 0.0) -> bool:
         """Whether `more_s` seconds fit into the limit beside another rollout and the validation of what it learns."""
-        after_s = SPARE * (more_s + self.rollout_s + self.once_s)
-        return self.limit_s is None or self.used * self.limit_s + after_s < self.limit_s
-
-    @property
-    def learned_s(self) -> float:
-        """Seconds of learning so far, without validation."""
-        if self._learning is None:
-            return 0.0
-        return (time.monotonic() if self._ended is None else self._ended) - self._learning - self.validation_s
+        return self.used + SPARE * (more_s + self.rollout_s + self.once_s) / self.limit_s < 1.0
 
 
 class Callback(BaseCallback):
@@ -254,7 +234,7 @@ class CheckpointAndStopCallback(_Periodic):
         self._kept, self._took_s = time.monotonic(), 0.0
 
     def _on_rollout_start(self) -> None:
-        now = self._clock.learned_s
+        now = time.monotonic() - self._clock.spent["validation"]
         if self._before is not None:
             self._clock.rollout_s = now - self._before
         self._clock.expired = self._before is not None and not self._clock.fits()
@@ -319,7 +299,7 @@ class Validation(_Periodic):
 
     def validate(self) -> None:
         """Runs the validation windows now, and saves the policy if it is the best."""
-        with self._clock.validating():
+        with self._clock.counting("validation"):
             records = self._play()
         entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
                  "violation_rate": float(np.mean([r["summary"].get("violation_rate", 0.0) for r in records])),

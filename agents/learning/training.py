@@ -177,7 +177,7 @@ class Training:
         self.checkpoint_and_stop.keep()
 
     def _go_on(self) -> None:
-        with self.clock:
+        with self.clock.counting("learning"):
             with suppress(cb.Stop):
                 self.model.learn(int(self.config["total_timesteps"]) - self.begun_at, callback=self.callbacks,
                                  log_interval=1, reset_num_timesteps=False)
@@ -197,7 +197,8 @@ class Training:
         stopped = "total_timesteps"
         if self.interrupts.asked or self.clock.expired:
             stopped = "interrupt" if self.interrupts.asked else "max_wall_s"
-        decisions, learning_s = int(self.model.num_timesteps) - self.begun_at, self.clock.learned_s
+        decisions, validation_s = int(self.model.num_timesteps) - self.begun_at, self.clock.spent["validation"]
+        learning_s = self.clock.spent["learning"] - validation_s
         validation = self.validation
         return {
             "command": "train", "agent": recipe_of(self.agent), "env": self.config["env"]["id"], "seed": self.seed,
@@ -205,7 +206,7 @@ class Training:
             **({"signal": self.interrupts.signal.name} if stopped == "interrupt" else {}),
             "episodes": self.metrics.episodes, "updates": int(self.model._n_updates),
             "wall_s": time.monotonic() - self.clock.begun, "setup_wall_s": self.ready - self.clock.begun,
-            "preparation_wall_s": self.preparation_s, "validation_wall_s": self.clock.validation_s,
+            "preparation_wall_s": self.preparation_s, "validation_wall_s": validation_s,
             "learning_wall_s": learning_s, "decisions": decisions,
             "decisions_per_s": decisions / max(learning_s, 1e-9),
             "imitation": self.imitated_as, "best": None if validation is None else validation.best,

@@ -92,6 +92,7 @@ REMOVED = {**dict.fromkeys(
                "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' simulates the day"),
            "demo learn": "'ooco-gym compare' compares heuristics without a search",
            **dict.fromkeys(("capacity policy", "compare policy", "plan policy"), "policies=[NAME] takes one, too"),
+           "capacity peak.sample": "the idle floor is of the requests that are played",
            "compare sustain": "'ooco-gym capacity' finds the sustained rate",
            "evaluate stochastic": "policies take their most likely actions, as in engines",
            **dict.fromkeys(

@@ -20,14 +20,15 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
     """Returns metrics of each instance in the window; data-parallel instances also have their
     `rank`.
 
-    They are shares of the window's time, mean share of KV memory in use, and the prefix cache's hit
-    rate on first admissions. None where not recorded.
+    They are the tokens that its KV memory holds, shares of the window's time, mean share of KV
+    memory in use, and the prefix cache's hit rate on first admissions. None where not recorded.
     """
     figures = []
     for index, spec in enumerate(run.instances):
         figures.append({
             "role": ROLE_NAMES[spec["role"]],
             **({"rank": index - int(spec["first_rank"])} if spec["ranks"] else {}),
+            "kv_tokens": int(spec["total_blocks"]) * run.scenario.cluster.block_tokens,
             **_shares(run, index)})
     return figures
 

@@ -83,7 +83,7 @@ class Quality:
         return ~(self.finished | self.rejected | self.violated)
 
 
-def judge(requests: np.ndarray | Chosen, rules: Rules) -> Quality:
+def judge(requests: np.ndarray | Chosen | dict[str, np.ndarray], rules: Rules) -> Quality:
     """Tests each request of a `REQUEST` array (own SLOs, times in ps) under the protocol's
     definitions.
 

@@ -23,6 +23,7 @@ from ooco_gym.metrics.quality import (
     worst_window_rate,
 )
 from ooco_gym.metrics.requests import reasons_of
+from ooco_gym.report import percent
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
 from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED
@@ -86,6 +87,7 @@ def online_figures(run: Run) -> dict[str, Any]:
     figures = {
         "arrived": len(requests),
         **_counts(run, requests, finished, started, undecided),
+        **_infeasible(run, requests, violated, weights),
         "violation_rate": _share(violated, weights),
         "violation_rate_at_most": _share(violated | undecided, weights),
         **_either(requests, rules, weights, finished),
@@ -101,6 +103,25 @@ def online_figures(run: Run) -> dict[str, Any]:
         "lateness_p99_s": quantile(_column(requests, rules, "lateness_s"), finished, 0.99),
         "normalized_latency_s": mean(_column(requests, rules, "normalized_latency_s"), finished)})
     return figures | _gaps(run, requests) | _served(run, run.requests["online"] == 1)
+
+
+def _infeasible(run: Run, requests: Chosen, violated: np.ndarray, weights: np.ndarray | None) -> dict[str, Any]:
+    """Returns requests that violate their SLO even alone on an idle cluster, whatever the policy does, under
+    `infeasible`; empty without any. `ttft_s` and `tpot_s` are the SLOs that they need at least."""
+    if run.least_ps is None:
+        return {}
+    first, rest = run.least_ps[:, requests.mask]
+    zero, given = 0 * first, {name: requests[name] for name in ("output_tokens", "ttft_slo_ps", "tpot_slo_ps")}
+    best = judge({**given, "arrival_ps": zero, "first_token_ps": first, "first_decode_ps": first, "max_gap_ps": zero,
+                  "finish_ps": first + rest, "status": zero + FINISHED, "generated_tokens": given["output_tokens"]},
+                 rules_of(run))
+    kept, slow = ~best.violated, rest > (given["output_tokens"] - 1) * given["tpot_slo_ps"]
+    others = _share(violated[kept], None if weights is None else weights[kept]) if kept.any() else None
+    return {} if kept.all() else {"infeasible": {
+        "requests": int((~kept).sum()), "of": len(kept), "share": _share(~kept, weights),
+        "violation_rate_of_others": others,
+        **{name: float(times[missed].max()) if missed.any() else None for name, times, missed in (
+            ("ttft_s", best.ttft_s, best.ttft_missed), ("tpot_s", best.tpot_s, best.tpot_missed & slow))}}}
 
 
 def _column(requests: Chosen, rules: Rules, name: str) -> np.ndarray:
@@ -147,6 +168,16 @@ def rejected_figures(run: Run) -> dict[str, Any]:
     return {"rejected": {"online": online, "offline": len(requests) - online,
                          "reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
                          "shortest_tokens": int(tokens.min())}}
+
+
+def infeasible_words(found: Mapping[str, Any] | None) -> list[str]:
+    """Returns a sentence on the requests of `infeasible`, if any."""
+    if not found:
+        return []
+    least = [f"slo.{name} of {found[name]:.4g}" for name in ("ttft_s", "tpot_s") if found[name] is not None]
+    return [f"{found['requests']:,} of {found['of']:,} online requests can never meet their SLO on these chips, even "
+            f"alone on an idle cluster: they need {' and '.join(least)} or more, or faster or more chips an instance"
+            f"; of the others {percent(found['violation_rate_of_others'])} violate theirs."]
 
 
 def session_figures(run: Run) -> dict[str, Any]:

@@ -250,6 +250,26 @@ def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
     return dense_ps(table, tokens) + table.head_ps[1] + attention
 
 
+def least_prefill_ps(table: CostTable, tokens: np.ndarray, cached: np.ndarray) -> np.ndarray:
+    """Lower bounds of prefills in chunks of any size, int64[n] in ps, the first `cached` of their `tokens` free.
+
+    A token costs no less than at the best rate of all chunks, and attention no less than its work, half the square of
+    the context, at the roofs (0 for kernels that were measured whole)."""
+    linear = table.prefill_ps - (table.shared_ps if table.shared_ps.size else 0)  # ranks may share the rest unevenly
+    rate, new = np.minimum.accumulate(linear[1:] / np.arange(1, len(linear))), tokens - cached
+    each = np.where(new > rate.size, np.minimum(rate[-1], table.prefill_slope_ps), rate[np.minimum(new, rate.size) - 1])
+    roof = 0.0 if table.attention_grid.size else table.attention.linear_s[0] + table.attention.roofs_s[:, 0].max()
+    work = 0.5 * (tokens + cached) * new
+    return (new * (each - 1.0) + roof * PS_PER_S * work).astype(np.int64) + table.head_ps[1]  # 1 ps: roundings
+
+
+def least_decode_ps(table: CostTable, context_tokens: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Lower bounds of a request's decode steps alone, int64[n] in ps, from its context at the first; of one, exact."""
+    base, slope, other, other_slope = table.decode_lines[1]
+    total = steps * context_tokens + steps * (steps - 1) // 2
+    return np.maximum(base * steps + slope * total, other * steps + other_slope * total)
+
+
 def dense_ps(table: CostTable, tokens: np.ndarray | int) -> np.ndarray:
     """Latency of prefill iterations by new tokens, without LM head and attention."""
     last = len(table.prefill_ps) - 1

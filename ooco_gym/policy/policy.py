@@ -20,6 +20,7 @@ SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_to
             "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap", "bidirectional",
             "engine_version", "safepoint_layers", "preempt", "preempted_kv", "output_window", "outputs_by_class",
             "host_gib")
+ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs")  # they size an engine's batches, and its memory peak
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 
@@ -207,6 +208,12 @@ class Policy:
         waits = settings.get("safepoint_layers") or settings.get("bidirectional")
         settings["async_scheduling"] = s.SYNCHRONOUS if waits else self.async_scheduling
         return settings
+
+    @property
+    def engine_options(self) -> dict[str, int]:
+        """Its parameters that are the engine's own options (0: the card's default), not a rule's limits within them."""
+        mine = [one.name for one in self.params if one.name in ENGINE_OPTIONS and one.low == 0]
+        return {name: int(self.values[name]) for name in mine}
 
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
         """Returns keys that order waiting offline requests, smallest first: float64[requests];

@@ -108,6 +108,10 @@ def conditions_table(summary: Row) -> Table:
     """Returns the scenario of a run, one row per field."""
     scenario = summary["scenario"]
     first = {key: summary[key] for key in ("played", "arrivals_s", "window_s") if key in summary}
+    for name, runs in (summary.get("runs") or {"": [summary]}).items():  # an engine's own options are the policy's
+        tokens = dict.fromkeys(f"{one['kv_tokens']:,}" for one in runs[0].get("instances", ()))
+        if tokens:
+            first[f"KV tokens of an instance {name}".rstrip()] = joined([*tokens])
     return plain_table({**first, **scenario, "cluster": title_of(scenario["cluster"]),
                         "workload": title_of(scenario["workload"])})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooco_gym.metrics.statistics import apart, interval_words, paired_interval
+from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.render.outcome import COMPUTED, LATE, SERVED, Key, Outcome, Row, compare, heading
 from ooco_gym.render.page import load_title
 from ooco_gym.report import curve, joined, number, percent, plot, with_interval
@@ -105,7 +106,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             "recomputed tokens are those at the highest simulated load within these limits. "
             f"{interval_words(mine[0]['n_seeds'])}",
             {f"total tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
-            [*loads[:1], *summary["notes"]], _curves(mine, limit)))
+            [*loads[:1], *infeasible_words(mine[0].get("infeasible")), *summary["notes"]], _curves(mine, limit)))
     return found
 
 

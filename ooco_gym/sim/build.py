@@ -10,6 +10,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, decode_latency_ps, prefill_alone_ps
 from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.perf.table import least_decode_ps, least_prefill_ps
 from ooco_gym.rounding import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine, SimConfig
@@ -228,6 +229,28 @@ def _fill_links(state: s.State, relaxed: int, sim: SimConfig) -> None:
         links[key] = -1
     links["bytes_per_s"] = sim.kv_link_bytes_per_s
     state.heap[2] = -1
+
+
+def least_ps(machines: Sequence[Machine], state: s.State, sim: SimConfig, cached: np.ndarray) -> np.ndarray:
+    """Lower bounds of each request's times to its first token, and from there to its last, as its client sees them, on
+    an idle cluster without jitter, whatever the policy does: int64[2, n] in ps. Pools prefill a prompt as a whole,
+    mixed instances in any chunks, with up to `cached` tokens of it, int64[n], from a prefix cache."""
+    tables, found = {}, np.full((2, len(cached)), s.NEVER)
+    for machine, row in zip(machines, state.instances["table"].tolist(), strict=True):
+        tables[machine.role, row] = table_of(machine.deployment, sim.max_batch)._replace(  # with the engine's host time
+            prefill_slope_ps=int(state.tables["prefill_slope_ps"][row]),
+            **{name: getattr(state, name)[row] for name in ("prefill_ps", "head_ps", "decode_lines")})
+    for part in (slice(begin, begin + SOME) for begin in range(0, len(cached), SOME)):
+        prompt, output = (state.requests[name][part].astype(np.int64) for name in ("prompt_tokens", "output_tokens"))
+        for (role, _), table in tables.items():
+            if role != "strict":
+                alone = prefill_alone_ps(table, prompt) if role == "relaxed" else (
+                    least_prefill_ps(table, prompt, np.minimum(cached[part], prompt - 1)))
+                found[0, part] = np.minimum(found[0, part], alone)
+            if role != "relaxed":
+                found[1, part] = np.minimum(found[1, part], least_decode_ps(table, prompt + 1, output - 1))
+        found[0, part] += sim.engine_clock.frontend_ps(prompt)
+    return found
 
 
 def slo_ps(own_s: np.ndarray | None, default_s: float, n: int) -> np.ndarray:

@@ -108,7 +108,7 @@ class Window:
         """The initial state for policies that differ only in numbers, built once."""
         settings = {name: value for name, value in policy.settings().items() if name not in PLAIN_SETTINGS}
         key = (policy.name, policy.values.get("weights"), policy.class_blind, tuple(sorted(settings.items())),
-               None if policy.order is None else tuple(policy.vector()))
+               *policy.engine_options.values(), None if policy.order is None else tuple(policy.vector()))
         if key not in self._templates:
             simulation = Simulation(self.scenario, policy)
             alike = self._tables.setdefault(self.scenario.deployments, simulation.state)

@@ -114,10 +114,16 @@ def sharing_ratio(trace: Trace) -> float | None:
     """Returns the share of prompt tokens in blocks whose hash an earlier request had; None without hashes."""
     if trace.prefix_hashes is None or len(trace.prefix_hashes[1]) == 0:
         return None
-    tokens = block_tokens_of(trace)
-    seen = np.ones(len(tokens), bool)
-    seen[np.unique(trace.prefix_hashes[1], return_index=True)[1]] = False
-    return float(tokens[seen].sum() / trace.prompt_tokens.sum(dtype=np.int64))
+    return float(shared_tokens(trace).sum() / trace.prompt_tokens.sum(dtype=np.int64))
+
+
+def shared_tokens(trace: Trace) -> np.ndarray:
+    """Returns each prompt's tokens in blocks whose hash an earlier request had, int64[n]; 0 without hashes."""
+    offsets, values = trace.prefix_hashes or (np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.int64))
+    seen = np.ones(len(values) + 1, bool)
+    seen[np.unique(values, return_index=True)[1]] = False
+    tokens = block_tokens_of(trace) if len(values) else values
+    return np.diff(np.concatenate([[0], np.cumsum(tokens * seen[:-1])])[offsets])
 
 
 def block_tokens_of(trace: Trace) -> np.ndarray:

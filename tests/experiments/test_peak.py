@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from experiments import peaks
-from experiments.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
+from experiments.peaks import PeakPlan, conditions_of, find_peak, peak_entry
 from ooco_gym import peak, protocol
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label
@@ -45,35 +45,33 @@ def test_a_factor_that_cannot_be_kept_costs_time_alone(own_cache):
         peaks._keep({"factor": 0.25}, {"workload": "mine"})
 
 
-def test_requests_alone_on_an_idle_cluster():
-    scenario = Scenario(workload="azure_conv", duration_s=3600.0)
-    easy = idle_floor(scenario.with_(slo={"ttft_s": 100.0, "tpot_s": 1.0}), seed=1, sample=150)
-    hard = idle_floor(scenario.with_(slo={"ttft_s": 0.2, "tpot_s": 1.0}), seed=1, sample=150)
-    assert easy == 0.0
-    assert 0.02 < hard < 0.98  # as many as have prompts that take longer than 0.2 s
-
-
 class Known:
-    """Stands in for the processes: violations are a known function of the load."""
+    """Stands in for the processes: violations are a known function of the load, on top of a floor."""
+
+    def __init__(self, floor=0.0):
+        self.floor = floor
 
     def all(self, scenarios, policy):
         assert policy == "base_pd"
-        rates = [min(1.0, 0.1 * one.online_scale() ** 2) for one in scenarios]
+        rates = [min(1.0, self.floor + 0.1 * one.online_scale() ** 2) for one in scenarios]
+        more = {"infeasible": {"share": self.floor}} if self.floor else {}
         return [{"online": {"violation_rate_first_token": rate, "violation_rate_first_decode": rate,
-                            "undecided": 0, "arrived": 100}} for rate in rates]
+                            "undecided": 0, "arrived": 100, **more}} for rate in rates]
 
 
-def test_the_factor_is_the_largest_near_the_floor():
+@pytest.mark.parametrize("floor", [0.0, 0.008])
+def test_the_factor_is_the_largest_near_the_floor(floor):
+    """The floor is of requests that cannot meet their SLO alone; it was played by itself."""
     scenario = Scenario(workload="azure_conv", duration_s=600.0, slo={"ttft_s": 100.0, "tpot_s": 1.0})
-    found = find_peak(scenario, Known(), (1, 2), PeakPlan(sample=20))  # type: ignore[arg-type]
-    assert found["factor"] == pytest.approx((0.005 / 0.1) ** 0.5, rel=0.011)
-    assert found["violation_rate"] <= 0.005
+    found = find_peak(scenario, Known(floor), (1, 2), PeakPlan())  # type: ignore[arg-type]
+    assert found["factor"] == pytest.approx((0.005 / 0.1) ** 0.5, rel=0.011) and found["floor"] == floor
+    assert found["violation_rate"] <= floor + 0.005
 
 
 def test_a_floor_that_eats_the_budget_stops():
     scenario = Scenario(workload="azure_conv", duration_s=600.0, slo={"ttft_s": 0.1, "tpot_s": 1.0})
     with pytest.raises(UserError, match=r"on an idle cluster.*slo\.ttft_s"):
-        find_peak(scenario, Known(), (1,), PeakPlan(sample=50))  # type: ignore[arg-type]
+        find_peak(scenario, Known(0.011), (1,), PeakPlan())  # type: ignore[arg-type]
 
 
 MINE = {"name": "mine", "model": "qwen2_5_7b", "relaxed": [{"chip": "h800"}], "strict": [{"chip": "h800"}]}

@@ -32,7 +32,7 @@ COMMANDS = {
                         SEARCH, "tune=[vllm_priority]", "tuning.search={precision: 0.4}", "lead=deadline",
                         "cluster=mixed_7b", *SHORT),
     "capacity, a peak": ("capacity", "only_peak=true", "find_peak=true", "workload=azure_conv", "seeds=2",
-                         "peak={sample: 200, precision: 0.1}", *SHORT),
+                         "peak={precision: 0.1}", *SHORT),
     "plan": ("plan", "policies=[ooco,deadline]", "seeds=2", "online_rate=3", "offline.rate=1", "frontier=2", SEARCH,
              "price_per_chip_hour=2", *SHORT),
     "plan, a batch": ("plan", "policies=[deadline,vllm_priority]", "seeds=1", "workload.path=BATCH", "frontier=2",
