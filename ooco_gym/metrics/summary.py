@@ -175,9 +175,10 @@ def infeasible_words(found: Mapping[str, Any] | None) -> list[str]:
     if not found:
         return []
     least = [f"slo.{name} of {found[name]:.4g}" for name in ("ttft_s", "tpot_s") if found[name] is not None]
+    others = f"; of the others {percent(found['violation_rate_of_others'])} violate theirs"
     return [f"{found['requests']:,} of {found['of']:,} online requests can never meet their SLO on these chips, even "
             f"alone on an idle cluster: they need {' and '.join(least)} or more, or faster or more chips an instance"
-            f"; of the others {percent(found['violation_rate_of_others'])} violate theirs."]
+            f"{others * (found['requests'] < found['of'])}."]
 
 
 def session_figures(run: Run) -> dict[str, Any]:

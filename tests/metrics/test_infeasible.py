@@ -109,6 +109,8 @@ def test_the_share_that_can_be_met_stands_beside_that_of_all(tmp_path: Any) -> N
     assert len(counted(run, online=True)) == found["of"] == 4
     (words,) = infeasible_words(found)
     assert words.startswith("1 of 4 online requests can never meet their SLO") and "slo.ttft_s of 6." in words
+    all_of_them = never(played(tmp_path, [LONG], "deadline", "mixed_h100_8b", {**LAX, "ttft_s": 2.0}))
+    assert all_of_them["violation_rate_of_others"] is None and "others" not in infeasible_words(all_of_them)[0]
     assert infeasible_words(None) == [] and not never(played(tmp_path, [800], "deadline", "mixed_h100_8b"))
 
 
