@@ -71,7 +71,7 @@ def test_simulate_takes_a_file_and_its_yaml(folder: Path) -> None:
 def test_compare_plays_it_in_worker_processes_and_knows_it_again(folder: Path) -> None:
     words = ("compare", "policies=[base_pd,my_rule.py,my_rule.yaml,'my_rule.py:lazy']", "seeds=1", "workers=2",
              "metrics=[offline.output_tokens_per_s]")
-    from ooco_gym.study.options import policy_identity
+    from ooco_gym.study.runs import policy_identity
 
     summary = ran(*words, out=folder / "a")
     assert set(summary["runs"]) == {"base_pd", "my_rule.py", "my_rule.yaml", "my_rule.py:lazy"}
