@@ -44,19 +44,18 @@ class Agent(nn.Module):
         return np.array([int(one.argmax()) for one in torch.split(logits, self.levels, dim=-1)])
 
 
+@torch.no_grad()
 def rollout(envs, agent, observation, over):
     """Plays STEPS decisions: eight tensors (STEPS, ENVS, …), the next observations, and which episodes ended."""
     rows = []
     for _ in range(STEPS):
-        with torch.no_grad():
-            action, logprob, _, value = agent(observation)
+        action, logprob, _, value = agent(observation)
         following, reward, terminated, truncated, infos = envs.step(action.numpy())
         elapsed, beyond = torch.as_tensor(infos["elapsed_s"]).float(), torch.zeros(ENVS)
         for i in np.flatnonzero(terminated | truncated):  # `following` and `elapsed_s` are of the next episode here
             elapsed[i] = infos["final_info"]["elapsed_s"][i]
             if truncated[i]:  # cut while the load goes on: what would follow has the value of the last observation
-                with torch.no_grad():
-                    beyond[i] = agent(torch.as_tensor(infos["final_obs"][i])[None])[3].item()
+                beyond[i] = agent(torch.as_tensor(infos["final_obs"][i])[None])[3].item()
         rows.append((observation, action, logprob, value, torch.as_tensor(reward).float(), over, elapsed, beyond))
         observation, over = torch.as_tensor(following), torch.as_tensor(terminated | truncated).float()
     return [torch.stack(column) for column in zip(*rows, strict=True)], observation, over

@@ -1,9 +1,4 @@
-"""Imports this package's other folders beside folders of the user with the same names, such as
-`agents`.
-
-Of two packages with one name Python imports the first on its path. What only the other one has is
-then found here, so that both work; only modules with equal names exclude each other.
-"""
+"""Imports `PACKAGES` beside a user's packages with these names, of which Python imports only the first on its path."""
 
 from __future__ import annotations
 
@@ -11,9 +6,8 @@ import os
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ooco_gym.errors import UserError
@@ -23,23 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Beside(MetaPathFinder):
-    """Asked last: finds a module of `PACKAGES` in all folders of its package's name."""
+    """Asked last: finds what the first package of a name lacks in our folder, and in others on Python's path."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Finds a module in our folder, or in one on Python's path."""
-        package = fullname.rpartition(".")[0]
-        if package.partition(".")[0] not in PACKAGES:
-            return None
-        places = (os.path.join(place, *package.split(".")) for place in (str(ROOT), *sys.path))
-        return PathFinder.find_spec(fullname, list(places))
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Finds a module of `PACKAGES`."""
+        package = fullname.split(".")[:-1]
+        places = [os.path.join(place, *package) for place in (str(ROOT), *sys.path)]
+        return PathFinder.find_spec(fullname, places) if package and package[0] in PACKAGES else None
 
 
-def load(name: str) -> ModuleType:
-    """Imports a module, which may be one of `PACKAGES`.
-
-    Raises:
-        UserError: a module of the user has the name of it, or of one that it imports.
-    """
+def load(name: str) -> Any:
+    """Imports a module; UserError if it, or one that it imports, is hidden by a user's module of the same name."""
     failed, found = None, name
     try:
         import_module(name)

@@ -54,8 +54,7 @@ def test_a_script_beside_folders_with_our_names_has_both(folder: Path, before: s
 @pytest.mark.parametrize("start", [[sys.executable, "-m", "ooco_gym"],
                                    [str(Path(sys.executable).with_name("ooco-gym"))]])
 def test_commands_run_beside_folders_with_our_names(folder: Path, start: list[str]) -> None:
-    """Also beside a module that has the name of one of ours, and with the folder on Python's path."""
-    (folder / "agents" / "settings.py").write_text("z = 1\n")
+    """Also with the folder on Python's path."""
     run(*start, "evaluate", "env=prefillgate", "policies=[ooco]", "env.window_s=20", "episodes=1", "out=E", cwd=folder,
         PYTHONPATH=".")
     assert (folder / "E" / "summary.json").is_file()
@@ -73,3 +72,13 @@ def test_a_module_that_hides_one_of_ours_is_named_with_the_cure(tmp_path: Path, 
     said = run(sys.executable, "script.py", cwd=tmp_path, code=1).stderr.splitlines()[-1]
     assert f"UserError: '{tmp_path / file}' hides ooco-gym's module '{file[:-3].replace('/', '.')}'" in said
     assert "rename it" in said and "PYTHONSAFEPATH=1" in said
+
+
+def test_a_command_names_a_module_that_hides_one_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    for file in ("__init__.py", "settings.py"):
+        (tmp_path / "agents" / file).touch()
+    said = run(sys.executable, "-m", "ooco_gym", "evaluate", "policies=[ooco]", "out=E", cwd=tmp_path, code=2).stderr
+    assert f"'{tmp_path}/agents/settings.py' hides ooco-gym's module" in said and said.count("\n") == 1
+    run(str(Path(sys.executable).with_name("ooco-gym")), "evaluate", "env=prefillgate", "policies=[ooco]",
+        "env.window_s=20", "episodes=1", "out=E", cwd=tmp_path)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -40,10 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # In an ASCII locale Python would split UTF-8 names into bytes; output keeps the locale's encoding.
         os.execve(sys.executable, sys.orig_argv, {"PYTHONIOENCODING": "ascii:backslashreplace", **os.environ,
                                                   "PYTHONUTF8": "1"})
-    if argv is None:  # the working directory comes last: its folders may have the names of ours
-        with suppress(OSError):  # it has been deleted
-            here = os.getcwd()
-            sys.path.sort(key=lambda place: os.path.realpath(place) == here)
     gc.set_threshold(10_000)  # collecting imported objects would take a tenth of a start
     with _quiet_pipes():
         return _main(list(sys.argv[1:] if argv is None else argv))

@@ -38,23 +38,19 @@ FORMER = {f"ooco_gym/{old}-v0": f"ooco_gym/{now}-v1" for old, now in (
 
 
 class _Name(str):
-    """The name of Gating in Gymnasium's registry. `gym.make` compares it with the name that it
-    looks for; a former one raises there, because all that is registered is listed."""
+    """Gating's: `gym.make` compares it with the name it looks for, and a former one, which no listing has, raises."""
 
     __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:
-        if not str.__eq__(self, other):
-            _refuse_former(f"ooco_gym/{other}-v0")
-        return str.__eq__(self, other)
+        return str.__eq__(self, other) or _refuse_former(f"ooco_gym/{other}-v0")
 
 
 class _Version(int):
-    """The version of Gating, which `gym.make` compares with an older one in the same way."""
+    """Gating's, compared with an older one in the same way."""
 
     def __gt__(self, other: int) -> bool:
-        _refuse_former(f"ooco_gym/Gating-v{other}")
-        return int.__gt__(self, other)
+        return _refuse_former(f"ooco_gym/Gating-v{other}") or int.__gt__(self, other)
 
 
 def register_all() -> None:
@@ -66,11 +62,12 @@ def register_all() -> None:
     gating.name, gating.version = _Name(gating.name), _Version(gating.version or 0)
 
 
-def _refuse_former(env_id: str) -> None:
-    """Raises UserError with the present name of an environment of an earlier version."""
+def _refuse_former(env_id: str) -> bool:
+    """Returns False; raises UserError with the present name of an environment of an earlier version."""
     if env_id in FORMER:
         raise UserError(f"the environment '{env_id}' is now '{FORMER[env_id]}': each decision has its own candidate "
                         "table and no action occurs twice; retrain policies of earlier versions")
+    return False
 
 
 def add(env_id: str, entry_point: str) -> None:
