@@ -1,9 +1,8 @@
 """`ooco-gym claim`: claims of README and pages, simulated again on any seeds and tested.
 
-A claim is a YAML of `conf/claim` (CONTRIBUTING.md, A claim): a figure's axes, scenario, metrics and
-tests (`experiments.figure`), each test with the range in which its whole interval must lie, and two
-blocks of seeds that were fixed before the first simulation. A claim measured on an engine, or by
-removed code, names its data.
+A claim is a function of `experiments/papers/claims.py` (CONTRIBUTING.md, A claim), each test with
+the range in which its whole interval must lie, and two blocks of seeds that were fixed before the
+first simulation. A claim measured on an engine, or by removed code, names its data.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.settings import plain
-from experiments.figure import PaperFigure, names_of, play, read
-from experiments.figure_page import by_blocks, section_of_claim
-from experiments.figure_tests import judged
+from experiments.figure import chosen, judged, ours, ranges
+from experiments.registry import CLAIMS, Figure
+from experiments.study import Study, section_of
 from ooco_gym.files import as_json
 from ooco_gym.metrics.statistics import ADVISED_SEEDS
 from ooco_gym.report import Column, Table, console, write_page
@@ -28,20 +27,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SCHEMA = "ooco-gym/claim/1"
-GROUP = "claim"
-NEEDED = ("title", "page", "statement")
-PLAYED = ("axes", "metrics", "tests", "blocks")
-KEYS = (*NEEDED, *PLAYED, "policy", "scenario", "set", "hold", "play", "data", "found")
 HOLDS, NOT, UNDECIDED, OPEN, SHOWN = "holds", "does not hold", "undecided", "open", "shown only"
-
-
-def claim_of(name: str) -> PaperFigure:
-    """Returns a claim by its name, or from a YAML file.
-
-    Raises:
-        UserError: a key is missing or misspelt.
-    """
-    return read(name, needed=NEEDED, keys=KEYS, group=GROUP)
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -51,10 +37,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: no such claim, or invalid seeds.
     """
     options = plain(cfg)
-    claims = [claim_of(name) for name in names_of(options["name"] or "all", GROUP)]
+    claims = chosen(options["name"] or "all", (CLAIMS,))
     if options["name"] is None:
-        listed = [{"name": one.name, "title": one.spec["title"], "page": one.spec["page"],
-                   "statement": one.spec["statement"], "data": one.spec.get("data")} for one in claims]
+        listed = [{"name": name_of(one), "title": one.title, "page": one.page, "statement": one.statement,
+                   "data": one.data or None} for one in claims]
         Table.of((Column("claim", "name", align="l"), Column("statement", "statement", align="l"),
                   Column("reproduced by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}", align="l")),
                  listed).show(console())
@@ -63,50 +49,56 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     answers, sections = [], []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
         for one in claims:
-            if "data" in one.spec:
-                found = f"measured, not simulated: {one.spec['found']} ({one.spec['data']})"
-                console().print(f"{one.name}: {found}", highlight=False)
+            if one.data:
+                said = f"measured, not simulated: {one.found} ({one.data})"
+                console().print(f"{name_of(one)}: {said}", highlight=False)
                 continue
-            with jobs.progress(f"claim {one.name}"):
-                found, rows = played(one, given, jobs)
+            with jobs.progress(f"claim {name_of(one)}"):
+                found, study = played(one, given, jobs)
             answers.append(found)
-            sections.append(section_of_claim(one.spec, found, rows))
+            sections.append(section_of(study, _sentences(found), found["command"]))
             tests = [f"{test['what']}: {by_blocks(test)}{_wanted(test['holds'])}" for test in found["tests"]]
             seeds = sum(block[2] for block in found["blocks"])
             few = f". At least {ADVISED_SEEDS} seeds are advised, not {seeds}" if seeds < ADVISED_SEEDS else ""
-            console().print(f"{one.name}: {found['verdict']}. {'; '.join(tests)}{few}", highlight=False)
+            console().print(f"{name_of(one)}: {found['verdict']}. {'; '.join(tests)}{few}", highlight=False)
     if sections:
         write_page(Path(options["out"]) / "claims.html", "Claims reproduced", sections)
     return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}
 
 
-def played(claim: PaperFigure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs
-           ) -> tuple[dict[str, Any], Sequence[Any]]:
+def name_of(claim: Figure) -> str:
+    """Returns a claim's name."""
+    return claim.name.rpartition("/")[2]
+
+
+def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -> tuple[dict[str, Any], Study]:
     """Simulates a claim on blocks of seeds (default: its own); returns the results on all and each,
-    and the rows.
+    and the study.
 
     Raises:
         UserError: a missing metric, axis or label, or a seed in two blocks.
     """
-    spec, begun = claim.spec, time.perf_counter()
-    blocks = list(given or [seeds_of(one, f"{claim.name}: blocks") for one in spec["blocks"]])
-    seeds = seeds_of([seed for block in blocks for seed in block], f"{claim.name}: blocks")
-    rows, of_block = play(claim, seeds, jobs, [len(block) for block in blocks])
+    begun, name = time.perf_counter(), name_of(claim)
+    blocks = list(given or [seeds_of(one, f"{name}: blocks") for one in claim.blocks])
+    seeds = seeds_of([seed for block in blocks for seed in block], f"{name}: blocks")
+    study, first, parts = Study(claim, jobs, seeds), 0, []
+    for block in blocks if len(blocks) > 1 else ():
+        parts.append(study.tests(slice(first, first + len(block))))
+        first += len(block)
     tests = []
-    for test in spec["tests"]:
-        every = _number(test, rows)
-        each = [_number(test, some) for some in of_block] if len(blocks) > 1 else []
-        tests.append({"what": test["what"], "holds": test.get("holds"), **every, "blocks": each,
-                      "verdict": verdict_of(every, each, test.get("holds"))})
-    return as_json({"name": claim.name, **{key: spec[key] for key in NEEDED}, "tests": tests,
-                    "verdict": worst([one["verdict"] for one in tests if one["holds"]]),
+    for place, test in enumerate(study.tests()):
+        every, each = _number(test), [_number(part[place]) for part in parts]
+        tests.append({"what": test.what, "holds": test.holds, **every, "blocks": each,
+                      "verdict": verdict_of(every, each, test.holds)})
+    return as_json({"name": name, "title": claim.title, "page": claim.page, "statement": claim.statement,
+                    "tests": tests, "verdict": worst([one["verdict"] for one in tests if one["holds"]]),
                     "blocks": [[min(block), max(block), len(block)] for block in blocks],
-                    "command": f"ooco-gym claim name={claim.name}", "wall_s": time.perf_counter() - begun}, 6), rows
+                    "command": f"ooco-gym claim name={name}", "wall_s": time.perf_counter() - begun}, 6), study
 
 
-def _number(test: Mapping[str, Any], rows: Sequence[Any]) -> dict[str, Any]:
+def _number(test: Any) -> dict[str, Any]:
     """Returns a test's number with its interval."""
-    found = judged(test, rows)
+    found = judged(test)
     return {key: found[key] for key in ("ours", "ci_low", "ci_high")}
 
 
@@ -127,13 +119,25 @@ def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]]
     return HOLDS if low <= every["ci_low"] and every["ci_high"] <= high else UNDECIDED
 
 
+def worst(verdicts: Sequence[str]) -> str:
+    """Returns the verdict of a claim with several tests."""
+    return next((one for one in (NOT, OPEN, UNDECIDED) if one in verdicts), HOLDS)
+
+
+def by_blocks(test: Mapping[str, Any]) -> str:
+    """Returns a test's number with its interval, and those of its blocks."""
+    blocks = " and ".join(ours(one) for one in test["blocks"])
+    return ours(test) + (f", by blocks {blocks}" if blocks else "")
+
+
+def _sentences(found: Mapping[str, Any]) -> list[str]:
+    """Returns the statement, each test's result on all seeds and on each block, and the verdict."""
+    return [found["statement"], *(f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): "
+                                  f"{test['verdict']}." for test in found["tests"]), f"Result: {found['verdict']}."]
+
+
 def _wanted(holds: Sequence[float | None] | None) -> str:
     """Returns the range in which the interval must lie, in words."""
     words = zip(("at least", "at most"), holds or (), strict=False)
     ends = [f"{word} {end:g}" for word, end in words if end is not None]
     return f", wanted {' and '.join(ends)}" if ends else ""
-
-
-def worst(verdicts: Sequence[str]) -> str:
-    """Returns the verdict of a claim with several tests."""
-    return next((one for one in (NOT, OPEN, UNDECIDED) if one in verdicts), HOLDS)

@@ -1,13 +1,14 @@
-"""Guards user Python: only code that the command line names is run, directly or in a configuration
+"""Imports user Python, and guards it: only code that the command line names is run, directly or in a configuration
 that it names.
 
-Files written by commands or from elsewhere are data: a run's folder with its `policy.yaml`, a
-result, a figure or a claim. Python that data names is run only if the command line names it too;
-`code=mine.py` does only that.
+Files written by commands or from elsewhere are data: a run's folder with its `policy.yaml`, or a
+result. Python that data names is run only if the command line names it too; `code=mine.py` does
+only that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,18 +16,23 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ooco_gym.beside import PACKAGES
 from ooco_gym.documents import read_yaml
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, nearest
 
 WORD = "code"  # `code=mine.py` only names Python
 NAMED = "OOCO_GYM_CODE"  # environment variable with the named code, for worker processes; unset outside commands
 DATA = "policy.yaml"  # file name of policies written by commands
-_DATA_KEYS = ("name", "target")  # keys that name a figure, a claim or a result
+_DATA_KEY = "target"  # key that names a result
 _BETWEEN = re.compile(r"[,=:\[\]{}'\"]+")
+_LOADED: dict[str, str] = {}  # path of each imported file by its module's name
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
 
 
@@ -36,7 +42,7 @@ def named_in(words: Iterable[str]) -> Iterator[None]:
     before, found = os.environ.get(NAMED), set[str]()
     for word in words:
         key, _, value = word.partition("=")
-        if key not in _DATA_KEYS:
+        if key != _DATA_KEY:
             _collect(value or key, Path.cwd(), found)
     tell(json.dumps(sorted(found)))
     try:
@@ -114,3 +120,69 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(one)
     elif isinstance(value, str):
         yield value
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+def existing(path: str, what: str = "policy") -> str:
+    """Returns the path of a file that exists.
+
+    Raises:
+        UserError: it does not, with the nearest name that does.
+    """
+    if not os.path.isfile(path):
+        folder = Path(path).parent
+        known = sorted(str(folder / one.name) for one in folder.glob(f"*{Path(path).suffix}"))
+        raise UserError(f"{what} file '{path}' does not exist{nearest(path, known)}")
+    return path
+
+
+def module_of_file(path: str, what: str = "policy") -> ModuleType:
+    """Returns the module of a Python file, which is imported once per process; `what` it has is for messages.
+
+    Raises:
+        UserError: there is no such file, it is not named, or it cannot be imported.
+    """
+    there = existing(path, what)
+    check(path, f"{what} '{path}'")
+    return _module(os.path.abspath(there), what)
+
+
+def file_of(module: str) -> str | None:
+    """Returns the file that `module_of_file` imported as a module of this name; None if there is none."""
+    return _LOADED.get(module)
+
+
+@lru_cache(maxsize=64)
+def _module(path: str, what: str) -> ModuleType:
+    """Imports a file as part of its package, if it is in one, else under a unique name."""
+    inside = _dotted(Path(path))
+    if inside:
+        return import_module(inside)
+    name = f"policy_file_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)  # compiled rules are pickled by the name of their module
+    _LOADED[name] = path
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, (SyntaxError, ImportError)):
+            raise UserError(f"{what} file '{path}' cannot be imported: {error}") from error
+        raise
+    return module
+
+
+def _dotted(path: Path) -> str:
+    """Returns the import name of a file of an importable package; empty for any other file."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    try:
+        spec = find_spec(".".join(parts)) if len(parts) > 1 else None
+    except ImportError:
+        return ""
+    return ".".join(parts) if spec is not None and spec.origin and Path(spec.origin).resolve() == path.resolve() else ""

@@ -32,8 +32,6 @@ class Own(PrefillGateEnv):
     id = "{name}/PrefillGate-v1"
 register(Own)
 """
-FIGURE = {"title": "t", "paper": "p", "figure": "f", "read": "r", "statement": "s", "policy": "base_pd",
-          "axes": {"online_rate": [1]}, "metrics": {"late": "online.violation_rate"}, "tests": [{"what": "late"}]}
 SHORT = ("episodes=1", "seeds=1", "window_s=20", "warmup_s=0")
 
 
@@ -125,24 +123,6 @@ def test_nor_from_python(mine: Path) -> None:
     with pytest.raises(UserError, match="names Python to run"):
         load_run(run_folder(mine, id=f"{own}:{own.stem}/PrefillGate-v1"))
     assert not [*mine.glob("*.ran")]
-
-
-@pytest.mark.parametrize("changes", [
-    {"play": {"function": "rule:act"}}, {"play": {"function": "os:system"}}, {"policy": "rule.py"},
-    {"play": {"function": "experiments.figure_points:deepcopy"}}, {"axes": {"policy": ["rule.py"]}}])
-@pytest.mark.parametrize("command", ["figure", "claim"])
-def test_a_figure_and_a_claim_run_no_python_of_their_own(mine: Path, capsys: pytest.CaptureFixture[str], command: str,
-                                                         changes: dict[str, object]) -> None:
-    """Not even a function that a module of ours has from elsewhere."""
-    spec = {**FIGURE, **changes}
-    if command == "claim":
-        spec = {key: value for key, value in spec.items() if key not in ("paper", "figure", "read")}
-        spec |= {"page": "docs/x.md", "blocks": [[1, 1], [2, 2]]}
-    Path("mine.yaml").write_text(yaml.safe_dump(spec))
-    assert main([command, "name=mine.yaml", *(["seeds=1"] if command == "claim" else []), "out=OUT"]) == 2
-    said = capsys.readouterr().err
-    assert "names Python to run" in said and "add code=" in said, said
-    assert not (mine / "rule.ran").exists()
 
 
 def test_what_the_user_names_runs(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

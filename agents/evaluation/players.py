@@ -40,8 +40,8 @@ from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
 from ooco_gym.envs.features import BASE_ACTION
 from ooco_gym.errors import UserError, finite
+from ooco_gym.own_code import module_of_file
 from ooco_gym.policy import Policy as RulePolicy
-from ooco_gym.policy.registry import module_of_file
 from ooco_gym.runtime import MANIFEST_FILE, Policy
 
 SEEDS = "seed_*"  # folders of the training runs of one group

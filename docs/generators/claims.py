@@ -15,44 +15,44 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.marked import merged
-from experiments.claim import GROUP, claim_of
-from experiments.figure import names_of
-from experiments.figure_page import by_blocks
+from experiments.claim import by_blocks, name_of
+from experiments.figure import chosen
+from experiments.registry import CLAIMS as MODULE
+from experiments.registry import Figure
 from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
 from ooco_gym.report import Table
 
 CLAIMS = Path("results/claims.json")
-BEGIN = "<!-- {}: of conf/claim and results/claims.json, written by docs/generators/claims.py -->"
+BEGIN = "<!-- {}: of experiments/papers/claims.py and results/claims.json, written by docs/generators/claims.py -->"
 PAGES = {"claims": Path("docs/results/index.md"), "learned": Path("docs/learned.md")}
 BEFORE = "earlier result"
 
 
-def page_of(spec: Mapping[str, Any]) -> str:
+def page_of(claim: Figure) -> str:
     """The page, of `PAGES`, that has the line of a claim."""
-    return "learned" if spec["page"].startswith("learned.md") and "data" not in spec else "claims"
+    return "learned" if claim.page.startswith("learned.md") and not claim.data else "claims"
 
 
 def body(which: str, played: Mapping[str, Mapping[str, Any]]) -> str:
     """The marked part of a page: claims that anyone can play, then those that name their data."""
     rows = []
-    for name in names_of("all", GROUP):
-        spec = claim_of(name).spec
-        if page_of(spec) != which:
+    for claim in chosen("all", (MODULE,)):
+        if page_of(claim) != which:
             continue
-        again = f"`results/{Path(spec['data']).name}`" if "data" in spec else f"`ooco-gym claim name={name}`"
-        page = f"../{spec['page']}".replace("../results/", "")  # as seen from docs/results
-        page = page if which == "claims" else spec["page"].removeprefix("learned.md")
-        rows.append(("data" in spec, (f"[{spec['title']}]({page})", spec["statement"],
-                                      *came_to(spec, played.get(name)), again)))
+        again = f"`results/{Path(claim.data).name}`" if claim.data else f"`ooco-gym claim name={name_of(claim)}`"
+        page = f"../{claim.page}".replace("../results/", "")  # as seen from docs/results
+        page = page if which == "claims" else claim.page.removeprefix("learned.md")
+        rows.append((bool(claim.data), (f"[{claim.title}]({page})", claim.statement,
+                                        *came_to(claim, played.get(name_of(claim))), again)))
     return Table("", ("claim", "statement", "result (95 %)", "verdict", "command, or data"),
                  [row for _, row in sorted(rows, key=lambda one: one[0])], align="l").markdown()
 
 
-def came_to(spec: Mapping[str, Any], found: Mapping[str, Any] | None) -> tuple[str, str]:
+def came_to(claim: Figure, found: Mapping[str, Any] | None) -> tuple[str, str]:
     """The figure of both blocks together with each beside it, and the verdict; or the earlier result."""
     if found is None:
-        return spec.get("found", ""), "measured" if "data" in spec else BEFORE
+        return claim.found, "measured" if claim.data else BEFORE
     seeds = sum(count for *_, count in found["blocks"])
     return "; ".join(f"{test['what']}: {by_blocks(test)}" for test in found["tests"]) + f" ({seeds} seeds)", (
         f"**{found['verdict']}**")

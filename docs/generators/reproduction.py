@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.marked import merged
-from experiments.figure_page import by_number
+from experiments.figure import by_number
 from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
 from ooco_gym.report import Column, Table, number, with_interval

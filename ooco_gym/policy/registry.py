@@ -17,15 +17,10 @@ Python files are read once per process.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +30,7 @@ import yaml
 from ooco_gym.beside import load
 from ooco_gym.documents import parse_yaml
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.own_code import DATA, check
+from ooco_gym.own_code import DATA, check, existing, module_of_file
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.weights import ORIGIN, origin_of, shipped_name
 from ooco_gym.resources import conf_root, load_yaml, names
@@ -169,7 +164,7 @@ def _from_file(location: str) -> Policy:
     elif wanted:
         raise UserError(f"policy '{location}': a YAML file holds one policy; leave out ':{wanted}'")
     else:
-        values = load_yaml("policy", _existing(path))
+        values = load_yaml("policy", existing(path))
         name = str(values.get("name", Path(path).stem))
         rules = _rules_of(values, path)
         if rules is None and name not in list_policies():
@@ -181,14 +176,6 @@ def _from_file(location: str) -> Policy:
     return replace(policy, file=location)
 
 
-def _existing(path: str) -> str:
-    if not os.path.isfile(path):
-        folder = Path(path).parent
-        known = sorted(str(folder / one.name) for one in folder.glob(f"*{Path(path).suffix}"))
-        raise UserError(f"policy file '{path}' does not exist{nearest(path, known)}")
-    return path
-
-
 def _member(module: ModuleType, wanted: str, path: str) -> Policy:
     known = {name: value for name, value in vars(module).items() if isinstance(value, Policy)}
     name = wanted or "policy"
@@ -196,46 +183,6 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
         there = f"it has: {', '.join(known)}; write {path}:NAME for one of them" if known else "it has none"
         raise UserError(f"policy file '{path}' has no Policy called '{name}'{nearest(name, known)}; {there}")
     return known[name]
-
-
-def module_of_file(path: str) -> ModuleType:
-    """The module of a Python file, read once per process."""
-    existing = _existing(path)
-    check(path, f"policy '{path}'")
-    return _module(os.path.abspath(existing))
-
-
-@lru_cache(maxsize=64)
-def _module(path: str) -> ModuleType:
-    """Imports a file as part of its package, if it is in one, else under a unique name."""
-    inside = _dotted(Path(path))
-    if inside:
-        return import_module(inside)
-    name = f"policy_file_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
-    spec = spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # compiled rules are pickled by the name of their module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, (SyntaxError, ImportError)):
-            raise UserError(f"policy file '{path}' cannot be imported: {error}") from error
-        raise
-    return module
-
-
-def _dotted(path: Path) -> str:
-    """The import name of a file of an importable package; empty for any other file."""
-    parts, folder = [path.stem], path.parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    try:
-        spec = find_spec(".".join(parts)) if len(parts) > 1 else None
-    except ImportError:
-        return ""
-    return ".".join(parts) if spec is not None and spec.origin and Path(spec.origin).resolve() == path.resolve() else ""
 
 
 def as_mapping(policy: str) -> dict[str, Any]:

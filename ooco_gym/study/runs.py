@@ -21,6 +21,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, cache_path, write_json
 from ooco_gym.jobs import cores, drop, pool
 from ooco_gym.metrics.summary import summarise
+from ooco_gym.own_code import file_of, module_of_file
 from ooco_gym.peak import file_stamps
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.policy import HOOKS
@@ -118,7 +119,7 @@ class Jobs:
                 return answer
             if self._pool is None:
                 self._pool = pool(self.workers, preload=("ooco_gym", "ooco_gym.study.runs"))
-            computed = self._pool.submit(run, scenario, policy)
+            computed = self._pool.submit(_portable(run), scenario, policy)
             self.simulated += 1
             self._open[key] = answer  # after submission, because a broken pool raises there
         computed.add_done_callback(lambda done: self._keep(key, done, answer))
@@ -182,12 +183,25 @@ def _told(answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in answer.items() if key != "remarks"}
 
 
+def _portable(run: Run) -> Run:
+    """Returns a run that worker processes find, also one of a user's file, which they must import first."""
+    whole = run if isinstance(run, partial) else partial(run)
+    file = file_of(whole.func.__module__)
+    return partial(_of_file, file, whole.func.__qualname__, whole.args, whole.keywords) if file else run
+
+
+def _of_file(path: str, name: str, before: Sequence[Any], options: dict[str, Any], scenario: Scenario,
+             policy: str) -> dict[str, Any]:
+    return getattr(module_of_file(path, "figure"), name)(*before, scenario, policy, **options)
+
+
 def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
     """Returns a digest of what a result of `run` depends on: scenario, policy, their files and code."""
     function = run.func if isinstance(run, partial) else run
     arguments = repr((run.args, run.keywords)) if isinstance(run, partial) else ""
-    described = scenario.describe()
-    return key_of({"code": code_digest(), "run": [function.__module__, function.__qualname__, arguments],
+    described, file = scenario.describe(), file_of(function.__module__)
+    own = [hashlib.sha256(Path(file).read_bytes()).hexdigest()] if file else []
+    return key_of({"code": code_digest(), "run": [function.__module__, function.__qualname__, arguments, *own],
                    "scenario": described, "files": file_stamps(described), "policy": policy_identity(policy)})
 
 
@@ -249,9 +263,9 @@ def key_of(question: Any) -> str:
 # --- Code -----------------------------------------------------------------------------------------------------------
 @cache
 def code_digest() -> str:
-    """Returns the digest of our sources and of the configuration that makes up scenarios."""
+    """Returns the digest of our sources, without those of figures, and of the configuration that makes up scenarios."""
     digest, conf = hashlib.sha256(), resources.conf_root()
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.parent.name != "papers"]
     for path in sorted(files + [path for group in GROUPS for path in (conf / group).glob("*.yaml")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Figures of papers, and claims, as functions, by paper."""
