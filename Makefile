@@ -105,8 +105,8 @@ bench: $(VENV)/.demo
 
 # The tables of docs/validity.md, from what is measured in OOCO_GYM_DATA and the folders above.
 validity: $(VENV)/.demo
-	$(BIN)/python -m docs.generators.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) \
-	  prompts=$(LLMSERVINGSIM:%=%/workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl)
+	$(BIN)/python -m docs.generators.validity --data "$(OOCO_GYM_DATA)" --aiconfigurator "$(AICONFIGURATOR)" \
+	  --prompts "$(LLMSERVINGSIM:%=%/workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl)"
 	LLMSERVINGSIM=$(LLMSERVINGSIM) $(BIN)/python -m docs.generators.published
 
 # The learned policies and the heuristics that they are held against, from nothing (docs/learned.md); what is there

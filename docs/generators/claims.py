@@ -14,19 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.generators.marked import merged
+from docs.generators.pages import filled, markdown
 from experiments.claim import by_blocks, name_of
 from experiments.figure import chosen
 from experiments.registry import CLAIMS as MODULE
 from experiments.registry import Figure
 from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
-from ooco_gym.report import Table
 
 CLAIMS = Path("results/claims.json")
 BEGIN = "<!-- {}: of experiments/papers/claims.py and results/claims.json, written by docs/generators/claims.py -->"
 PAGES = {"claims": Path("docs/results/index.md"), "learned": Path("docs/learned.md")}
-BEFORE = "earlier result"
 
 
 def page_of(claim: Figure) -> str:
@@ -36,26 +34,9 @@ def page_of(claim: Figure) -> str:
 
 def body(which: str, played: Mapping[str, Mapping[str, Any]]) -> str:
     """The marked part of a page: claims that anyone can play, then those that name their data."""
-    rows = []
-    for claim in chosen("all", (MODULE,)):
-        if page_of(claim) != which:
-            continue
-        again = f"`results/{Path(claim.data).name}`" if claim.data else f"`ooco-gym claim name={name_of(claim)}`"
-        page = f"../{claim.page}".replace("../results/", "")  # as seen from docs/results
-        page = page if which == "claims" else claim.page.removeprefix("learned.md")
-        rows.append((bool(claim.data), (f"[{claim.title}]({page})", claim.statement,
-                                        *came_to(claim, played.get(name_of(claim))), again)))
-    return Table("", ("claim", "statement", "result (95 %)", "verdict", "command, or data"),
-                 [row for _, row in sorted(rows, key=lambda one: one[0])], align="l").markdown()
-
-
-def came_to(claim: Figure, found: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The figure of both blocks together with each beside it, and the verdict; or the earlier result."""
-    if found is None:
-        return claim.found, "measured" if claim.data else BEFORE
-    seeds = sum(count for *_, count in found["blocks"])
-    return "; ".join(f"{test['what']}: {by_blocks(test)}" for test in found["tests"]) + f" ({seeds} seeds)", (
-        f"**{found['verdict']}**")
+    claims = [one for one in chosen("all", (MODULE,)) if page_of(one) == which]
+    return markdown("claims", claims=sorted(claims, key=lambda one: bool(one.data)), played=played, name_of=name_of,
+                    by_blocks=by_blocks, beside={"claims": "results/", "learned": "learned.md"}[which])
 
 
 if __name__ == "__main__":
@@ -63,4 +44,4 @@ if __name__ == "__main__":
     record = {one["name"]: one for one in claims}
     write_json(CLAIMS, {"schema": "ooco-gym/claim/1", "claims": [record[name] for name in sorted(record)]})
     for which, path in PAGES.items():
-        path.write_text(merged(path, body(which, record), BEGIN.format(which)), encoding="utf-8")
+        path.write_text(filled(path, BEGIN.format(which), body(which, record)), encoding="utf-8")

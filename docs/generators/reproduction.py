@@ -7,35 +7,27 @@ verdicts; those that were not played stay.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs.generators.marked import merged
-from experiments.figure import by_number
+from docs.generators.pages import filled, markdown
+from experiments.figure import VERDICTS, by_number
 from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
-from ooco_gym.report import Column, Table, number, with_interval
+from ooco_gym.report import number
 
 PAGE, FIGURES = Path("docs/reproduction.md"), Path("results/reproduction.json")
 BEGIN = "<!-- figures: of ooco-gym figure, written by docs/generators/reproduction.py -->"
 
 
 def body(figures: Sequence[Mapping[str, Any]]) -> str:
-    """The marked part of `docs/reproduction.md`: counts, then a table for each paper (our own tables are claims)."""
+    """The marked part of `docs/reproduction.md`; our own tables are claims."""
     figures = [one for one in figures if one["paper"] != "This project"]
-    counts = {verdict: sum(one["verdict"] == verdict for one in figures)
-              for verdict in ("reproduced", "direction only", "not", "not comparable")}
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    parts = [f"{len(figures)} figures and tables: {words}."]
-    columns = (Column("figure", lambda one: f"`{one['name']}`", align="l"),
-               Column("the paper states", "statement", align="l"),
-               Column("simulated (95 %)", lambda one: "; ".join(map(_with_number, deciding(one))), align="l"),
-               Column("verdict", lambda one: f"**{one['verdict']}**" + (f": {one['why']}" if one["why"] else ""),
-                      align="l"))
-    for paper in dict.fromkeys(one["paper"] for one in figures):
-        parts += [f"## {paper}", Table.of(columns, [one for one in figures if one["paper"] == paper]).markdown()]
-    return "\n\n".join(parts)
+    counts = Counter(one["verdict"] for one in figures)
+    words = [f"{counts[one]} {one}" for one in (*VERDICTS, "not comparable") if counts[one]]
+    return markdown("reproduction", figures=figures, counts=words, deciding=deciding, number=number)
 
 
 def deciding(figure: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -50,12 +42,8 @@ def deciding(figure: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [test for test in tests if test["verdict"] == figure["verdict"]]
 
 
-def _with_number(test: Mapping[str, Any]) -> str:
-    return f"{test['what']}: {with_interval(test['ours'], test['ci_low'], test['ci_high'], number)}"
-
-
 if __name__ == "__main__":
     earlier, found = (read_json(path)["figures"] for path in (FIGURES, Path(sys.argv[1])))
     every = sorted({one["name"]: one for one in [*earlier, *found]}.values(), key=lambda one: by_number(one["name"]))
     write_json(FIGURES, {"schema": "ooco-gym/reproduction/1", "figures": every})
-    PAGE.write_text(merged(PAGE, body(every), BEGIN), encoding="utf-8")
+    PAGE.write_text(filled(PAGE, BEGIN, body(every)), encoding="utf-8")

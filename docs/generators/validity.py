@@ -1,24 +1,22 @@
 """How near the simulator's clock is to measurements: the first tables of docs/validity.md.
 
-`python -m docs.generators.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures four things: iterations of
-an architecture that the fit has not seen, the same and single kernels of models with experts, latent attention or
-weights of 8 bits, the efficiency of one chip on another one's datasheet, and a recorded run served again. Figures go to
-`results/validity.json`, and the table of the page is written from them; what the data given do not have keeps its last
-figures.
+`python -m docs.generators.validity --data FOLDER --aiconfigurator FOLDER --prompts FILE` measures four things:
+iterations of an architecture that the fit has not seen, the same and single kernels of models with experts, latent
+attention or weights of 8 bits, the efficiency of one chip on another one's datasheet, and a recorded run served again.
+Figures go to `results/validity.json`, and the tables of the page are written from them; what the data given do not have
+keeps its last figures.
 
 `data` has profiles/ and runs/ (default: OOCO_GYM_DATA), `aiconfigurator` is systems/data of github
 ai-dynamo/aiconfigurator, `prompts` is workloads/sharegpt-llama-3.1-8b-….jsonl of github casys-kaist/LLMServingSim.
-`workers=N` sets the number of processes, `out=FOLDER` another folder than the repository.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import io
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,43 +25,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
-from docs.generators.marked import merged
+from docs.generators.pages import ROOT
+from docs.generators.validity_page import KERNELS, REPLAYED_ON, read_figures, write
 from ooco_gym.calibrate import fitting, operators, sources, steps
 from ooco_gym.calibrate.rows import LATENT, Rows, clean, fastest_kernels
 from ooco_gym.calibrate.steps import Steps
-from ooco_gym.errors import UserError, check_keys, whole_number
-from ooco_gym.files import as_json, write_json
+from ooco_gym.errors import UserError
 from ooco_gym.jobs import cores, in_processes
 from ooco_gym.perf.chip import ChipSpec, load_chip, transferred
 from ooco_gym.perf.kernels import ExtendedParameters
-from ooco_gym.report import NONE, Table, minus, percent
 
-ROOT = Path(__file__).resolve().parents[2]
-FIGURES, PAGE = Path("results", "validity.json"), Path("docs", "validity.md")
-CLOCKS = Path("conf", "validity.yaml")
-"""What commands say of their clock (`ooco_gym.perf.validity`)."""
-BEGIN = "<!-- Written by `make validity` from results/validity.json. -->"
-KEYS = ("data", "aiconfigurator", "prompts", "workers", "out")
 FORMS = ("ooco", "extended", "measured")
-UNSEEN, SPARSE, LEFT_OUT, REPLAYED, PUBLISHED = "unseen", "sparse", "left_out", "replayed", "published"
-MOST_PERCENT = {"ooco": 6.5, "extended": 4.0}
-"""Greatest mean error that is wanted on iterations of an unseen architecture."""
-MOST_SPARSE_PERCENT = 6.0
-"""The same of `extended`, where the model has experts, latent attention or weights of 8 bits."""
-SPARSE_KERNELS = {
-    "experts": "experts", "experts_fp8": "experts, 8 bits", "experts_fp4": "experts, 4 bits",
-    "gemm_fp8": "linear layers, 8 bits", "latent_prefill": "latent attention, prefill",
-    "latent_decode": "latent attention, decode"}
-"""Kernels that are judged alone."""
-PROFILES, RUN, DEVICE = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b", "rtx4090"
+PROFILES, RUN = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b"
 RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
 SEED = 0
-SERVED = {"h100": [  # docs/sim_to_real.md, On a GPU: mean TTFT and TPOT in ms, measured and simulated
-    ("vLLM 0.32.0", "none", (333, 61.7), (212, 53.4)),
-    ("vLLM 0.32.0", "vllm_eager_async", (333, 61.7), (337, 62.9)),
-    ("vLLM 0.32.0", "vllm_eager_sync", (287, 68.1), (253, 69.0))]}
+Rowed = dict[str, dict[str, Any]]
+"""Figures of one part of the tables by row."""
 
 
 class Card(NamedTuple):
@@ -101,28 +79,15 @@ CARDS = (
 JUDGED_UNSEEN, JUDGED_SPARSE = CARDS[:3], CARDS[1:3]
 
 
-class Given(NamedTuple):
-    """What the command was given; None where it was not."""
-
-    data: Path | None = None
-    aiconfigurator: Path | None = None
-    prompts: Path | None = None
-    workers: int = 1
-
-
-Rowed = dict[str, dict[str, Any]]
-"""Figures of one part of the table by row."""
-
-
 # --- Iterations of an unseen architecture -----------------------------------------------------------------------------
-def measure_unseen(given: Given) -> Rowed:
+def measure_unseen(given: argparse.Namespace) -> Rowed:
     """Errors of both forms on iterations of architectures that the fits have not seen."""
     cards = {card: files for card in JUDGED_UNSEEN if (files := _unseen_files(given, card))}
     found = in_processes(_judged_unseen, cards.items(), given.workers)
     return {card.chip: row for card, row in zip(cards, found, strict=True)}
 
 
-def _unseen_files(given: Given, card: Card) -> list[Path]:
+def _unseen_files(given: argparse.Namespace, card: Card) -> list[Path]:
     if not card.profile:
         return tables_of(given.aiconfigurator, card)
     return [given.data / PROFILES] if given.data and (given.data / PROFILES).is_file() else []
@@ -145,7 +110,7 @@ def _judged_unseen(item: tuple[Card, list[Path]]) -> dict[str, Any]:
 
 
 # --- Experts, latent attention, 8 bits --------------------------------------------------------------------------------
-def measure_sparse(given: Given) -> Rowed:
+def measure_sparse(given: argparse.Namespace) -> Rowed:
     """Errors on kernels and iterations of models with experts, latent attention or weights of 8 bits."""
     cards = {card: files for card in JUDGED_SPARSE
              if (files := tables_of(given.aiconfigurator, card, ("gemm", "attention", "moe", "mla")))}
@@ -158,7 +123,7 @@ def _judged_sparse(item: tuple[Card, list[Path]]) -> dict[str, Any]:
     chip = load_chip(card.chip)
     rows, judged = _read(files, chip), {}
     fits = operators.fit_kernels(rows, chip, SEED)
-    for op, operator in ((op, operators.OPERATORS[op]) for op in SPARSE_KERNELS):
+    for op, operator in ((op, operators.OPERATORS[op]) for op in KERNELS):
         part = operators.with_linears(rows.of_kind(op), chip, fits)
         predicted, _ = operators.predict_unseen(operator, part, chip, SEED, fits[op].found)
         judged[op] = fitting.errors(predicted, part.seconds) | {
@@ -216,7 +181,7 @@ class Measured(NamedTuple):
     roofline: dict[str, float]
 
 
-def measure_left_out(given: Given) -> Rowed:
+def measure_left_out(given: argparse.Namespace) -> Rowed:
     """Errors on each chip's iterations with the efficiency of its nearest one, its own, and another architecture's."""
     files = {card: found for card in CARDS if (found := tables_of(given.aiconfigurator, card))}
     cards = [one for one in in_processes(partial(_measured, files), files, given.workers) if one]
@@ -249,7 +214,7 @@ def _errors(base: Measured, one: Measured) -> dict[str, Any]:
 
 
 # --- The recorded run -------------------------------------------------------------------------------------------------
-def measure_replayed(given: Given) -> Rowed:
+def measure_replayed(given: argparse.Namespace) -> Rowed:
     """Errors of the recorded run's means, served again on a chip that was calibrated from kernel times alone."""
     from experiments.engines.recorded import read_run
     from experiments.engines.replay import degree_of, model_of, replay
@@ -282,7 +247,7 @@ def calibrated(folder: Path, model: str, tp: int, out: Path) -> str:
     from ooco_gym.resources import load_yaml
 
     plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
-    calibrate(OmegaConf.create({**plain, "data": str(folder), "device": DEVICE, "model": model, "tp": tp,
+    calibrate(OmegaConf.create({**plain, "data": str(folder), "device": REPLAYED_ON, "model": model, "tp": tp,
                                 "out": str(out)}))
     return str(out / "chip.yaml")
 
@@ -301,175 +266,35 @@ def _names(files: Sequence[Path]) -> str:
     return ", ".join(f"'{path}'" for path in files)
 
 
-def _signed(value: float) -> str:
-    return minus(percent(value, 1, "+", whole=1.0))
-
-
-def _unseen_cell(item: Mapping[str, Any]) -> str:
-    return f"{item['mape']:.1f} % ({item['p95']:.0f}, {item['worst']:.0f})"
-
-
-def _replayed_cell(item: Mapping[str, float]) -> str:
-    return " / ".join(_signed(item[key]) for key in ("ttft", "tpot", "e2e"))
-
-
-def tables(figures: Mapping[str, Rowed]) -> str:
-    """The page's tables, in Markdown, each below a line that says what it is of."""
-    parts = []
-    for words, part, made in (
-            ("Iterations of an architecture held out of the fit", UNSEEN, _unseen_table),
-            ("Models and kernels that the fit has not seen, by `extended`", SPARSE, _sparse_table),
-            ("A chip that was not measured, with the efficiency of another one on its datasheet", LEFT_OUT,
-             _left_out_table),
-            ("A recorded run, replayed: mean TTFT / TPOT / end to end", REPLAYED, _replayed_table)):
-        if figures.get(part):
-            parts += [f"**{words}**", made(figures[part]).markdown()]
-    return "\n\n".join(parts)
-
-
-def _unseen_table(rows: Rowed) -> Table:
-    head = ["chip", "iterations", *(f"`{form}` (target {most:g} %)" for form, most in MOST_PERCENT.items())]
-    return Table("", head, [[row["title"], f"{row['iterations']:,}", *_cells(row, _unseen_cell)[:2]]
-                            for row in rows.values()], align="lrrr")
-
-
-def _sparse_table(rows: Rowed) -> Table:
-    """A row for each kind of models, then for each kernel; a column of errors for each chip."""
-    of_models = {kind: [row["composed"].get(kind) for row in rows.values()]
-                 for row in rows.values() for kind in row["composed"]}
-    lines = [[f"iterations: {kind} ({_models(found)})", _total(found, "iterations"),
-              *(_unseen_cell(item["forms"]["extended"]) if item else NONE for item in found)]
-             for kind, found in of_models.items()]
-    for op, what in SPARSE_KERNELS.items():
-        found = [row["kernels"][op] for row in rows.values()]
-        lines.append([f"kernels: {what}", _total(found, "rows"), *map(_unseen_cell, found)])
-        if "eight_bits" in found[0]:
-            found = [item["eight_bits"] for item in found]
-            lines.append([f"kernels: {what}, 8 bits (never fitted)", _total(found, "rows"), *map(_unseen_cell, found)])
-    head = ["tested on", "number", *(f"{row['title']} (target {MOST_SPARSE_PERCENT:g} %)"
-                                    for row in rows.values())]
-    return Table("", head, lines, align="lr" + "r" * len(rows))
-
-
-def _models(found: Sequence[Mapping[str, Any] | None]) -> str:
-    names = {name.partition(" ")[0] for item in found if item for name in item["architectures"]}
-    return ", ".join(f"`{name}`" for name in sorted(names))
-
-
-def _total(found: Sequence[Mapping[str, Any] | None], key: str) -> str:
-    return f"{sum(item[key] for item in found if item):,}"
-
-
-def _left_out_table(rows: Rowed) -> Table:
-    """Errors by the nearest chip's efficiency, and by the chip's own."""
-    lines = []
-    for row in rows.values():
-        found = [row["forms"][form] for form in FORMS[:2]]
-        cells = [(_unseen_cell(item["near"]) if item["near"] else NONE, f"{item['own']['mape']:.0f} %")
-                 for item in found]
-        lines.append([row["title"], row["nearest"], *cells[0], *cells[1]])
-    head = ["chip", "nearest", *(f"`{form}`, {what}" for form in FORMS[:2] for what in ("nearest", "own"))]
-    return Table("", head, lines, align="llrrrr")
-
-
-def _replayed_table(rows: Rowed) -> Table:
-    lines = [[f"{row['engine']} on {row['title']}" + (f", {row['what']}" if row["what"] else ""),
-              *_cells(row, _replayed_cell)] for row in rows.values()]
-    return Table("", ["run", *(f"`{form}`" for form in FORMS)], lines, align="lrrr")
-
-
-def clocks(figures: Mapping[str, Any]) -> str:
-    """Errors by chip and form in YAML, percent: MAPE of iterations, and means of what engines served."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for chip, row in {**figures.get(LEFT_OUT, {}), **figures.get(UNSEEN, {})}.items():
-        for form, item in row["forms"].items():
-            mape = item.get("own", item)["mape"]
-            found.setdefault(chip, {}).setdefault(form, {})["iterations"] = round(mape, 1)
-    for row in [one for one in figures.get(REPLAYED, {}).values() if not one["what"]]:
-        for form, item in row["forms"].items():
-            errors = {key: round(item[key], 1) for key in ("ttft", "tpot")}
-            found.setdefault(DEVICE, {}).setdefault(form, {})["served"] = [
-                {"engine": row["engine"], "clock": "none", **errors}]
-    for chip, served in SERVED.items():
-        found.setdefault(chip, {}).setdefault("extended", {})["served"] = [
-            {"engine": engine, "clock": clock, "ttft": round(100 * (ttft / real_ttft - 1), 1),
-             "tpot": round(100 * (tpot / real_tpot - 1), 1)}
-            for engine, clock, (real_ttft, real_tpot), (ttft, tpot) in served]
-    again = [row for rows in figures.get(PUBLISHED, {}).values() for row in rows if {"ttft_ms", "tpot_ms"} <= set(row)]
-    for chip, clock in dict.fromkeys((row["chip"], row["clock"]) for row in again):
-        served = found.setdefault(chip, {}).setdefault("extended", {}).setdefault("served", [])
-        if clock not in [one["clock"] for one in served]:
-            rows = [row for row in again if (row["chip"], row["clock"]) == (chip, clock)]
-            errors = {key: round(float(np.mean(published_errors(rows, f"{key}_ms"))), 1) for key in ("ttft", "tpot")}
-            served.append({"engine": f"{len(rows)} published runs", "clock": clock, **errors})
-    return ("# How far off the clock is on each chip, percent: written by `make validity` (docs/validity.md).\n"
-            + yaml.safe_dump(found, sort_keys=True, default_flow_style=None, width=120))
-
-
-def published_errors(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Errors in percent of a figure, of those rows of published runs that have it."""
-    return [100 * (row[key][1] / row[key][0] - 1) for row in rows if key in row and row[key][0]]
-
-
-def _cells(row: Mapping[str, Any], cell: Any) -> list[str]:
-    return [cell(row["forms"][form]) if form in row["forms"] else NONE for form in FORMS]
-
-
-def written(out: Path) -> str:
-    """The page with its tables from the figures; what a person wrote around them stays."""
-    return merged(out / PAGE, tables(read_figures(out)), BEGIN)
-
-
-def read_figures(out: Path) -> dict[str, Rowed]:
-    """The figures by part and row; of a part that was never measured none."""
-    path = out / FIGURES
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
 # --- Command ----------------------------------------------------------------------------------------------------------
-PARTS = {UNSEEN: measure_unseen, SPARSE: measure_sparse, LEFT_OUT: measure_left_out, REPLAYED: measure_replayed}
+PARTS = {"unseen": measure_unseen, "sparse": measure_sparse, "left_out": measure_left_out, "replayed": measure_replayed}
 
 
-def measure(given: Given, out: Path) -> list[str]:
-    """Measures what the data have, and writes figures and page; returns what was measured, in words."""
-    figures, said = read_figures(out), []
+def main(words: Sequence[str] | None = None) -> None:
+    """Measures what the data have, writes figures and page, and prints what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("data", os.environ.get("OOCO_GYM_DATA")), ("aiconfigurator", None), ("prompts", None)):
+        parser.add_argument(f"--{name}", type=_path, default=default)
+    parser.add_argument("--workers", type=int, default=cores(), help="number of processes")
+    parser.add_argument("--out", type=Path, default=ROOT, help="another folder than the repository")
+    given = parser.parse_args(words)
+    figures = read_figures(given.out)
     for name, part in PARTS.items():
-        rows = part(given)
+        try:
+            rows = part(given)
+        except UserError as error:
+            parser.error(str(error))
         figures[name] = figures.get(name, {}) | rows
-        said.append(f"{name}: measured {', '.join(rows)}" if rows else f"{name}: no data, the last figures stay")
-    write_json(out / FIGURES, as_json(figures, 6))
-    (out / PAGE).parent.mkdir(parents=True, exist_ok=True)
-    (out / PAGE).write_text(written(out), encoding="utf-8")
-    (out / CLOCKS).parent.mkdir(exist_ok=True)
-    (out / CLOCKS).write_text(clocks(figures), encoding="utf-8")
-    return said
+        print(f"{name}: measured {', '.join(rows)}" if rows else f"{name}: no data, the last figures stay")
+    write(given.out, figures)
 
 
-def main(words: Sequence[str]) -> int:
-    """Runs what the words ask for; returns the exit code."""
-    try:
-        values = {key: value for key, _, value in (word.partition("=") for word in words)}
-        check_keys("validity", values, KEYS)
-        given = Given(_path(values.get("data") or os.environ.get("OOCO_GYM_DATA")), _path(values.get("aiconfigurator")),
-                      _path(values.get("prompts")), _workers(values.get("workers")))
-        for line in measure(given, Path(values.get("out") or ROOT)):
-            print(line)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _workers(text: str | None) -> int:
-    return whole_number("workers", int(text) if text and text.isdigit() else text or cores(), 1)
-
-
-def _path(text: str | None) -> Path | None:
+def _path(text: str) -> Path | None:
     path = Path(text).expanduser() if text else None
     if path and not path.exists():
-        raise UserError(f"'{text}' does not exist")
+        raise argparse.ArgumentTypeError(f"'{text}' does not exist")
     return path
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

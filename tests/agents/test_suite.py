@@ -102,10 +102,3 @@ def test_the_leaderboard_has_what_is_whole(tmp_path):
     summary = suite.main(config(tmp_path, action="table", results=str(tmp_path)))
     text = (tmp_path / suite.TABLE_FILE).read_text()
     assert summary["results"] >= 10 and "Track pools" in text and "Track mixed" in text
-
-
-def test_the_page_has_the_leaderboard():
-    from docs.generators import suite as document
-
-    text = (ROOT / document.PAGE).read_text(encoding="utf-8")
-    assert text == document.page(text, ROOT / document.RESULTS), "run: python -m docs.generators.suite"

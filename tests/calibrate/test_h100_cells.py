@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs.generators.validity import SERVED
+from docs.generators.validity_page import SERVED
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Simulation

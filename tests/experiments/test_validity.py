@@ -1,35 +1,50 @@
-"""The validity page's table: what is committed, and the three parts of it on made-up measurements."""
+"""What `make validity` measures, on made-up measurements and on a tiny run that somebody published."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from docs.generators import published, validity
+from docs.generators import published, validity, validity_page
+from docs.generators.pages import ROOT
+from ooco_gym.errors import UserError
 from ooco_gym.perf import kernels, load_chip, load_model
 from ooco_gym.perf.timing.extended import fused_linears
 
 SYSTEMS = {"h100_sxm": "h100", "h200_sxm": "h200"}
 TOKENS = (16, 64, 256, 1024)
+CASE = """
+tiny:
+  title: a tiny run
+  url: https://example.org
+  text: Nothing.
+  seen: "no"
+  load: {chip: h100, tp: 1, requests_a_client: 2, spread: [0.5, 1.0], prompt: 64, output: 8}
+  command: |-
+    policy=vllm_fcfs policy.max_num_seqs=$clients workload.path=$trace workload.sessions=closed
+    cluster=mixed_h100_8b "cluster.mixed=[{chip: $chip, tp: $tp}]" drain_s=60
+  columns: [clients, tpot_ms, ttft_ms, preemptions]
+  rows: [[2, 10, 5, 0], [3, 10, null, 0]]
+"""
 
 
-def test_the_committed_table_is_what_its_figures_say():
-    assert (validity.ROOT / validity.PAGE).read_text(encoding="utf-8") == validity.written(validity.ROOT)
-    figures = validity.read_figures(validity.ROOT)
-    assert (validity.ROOT / validity.CLOCKS).read_text(encoding="utf-8") == validity.clocks(figures)
-    assert set(figures) == {*validity.PARTS, published.NAME}
+def test_what_is_on_record_is_all_that_is_measured_and_as_near_as_wanted():
+    figures = validity_page.read_figures(ROOT)
+    assert set(figures) == {*validity.PARTS, "published"}
     assert {card.chip for card in validity.JUDGED_UNSEEN} == set(figures["unseen"])
     assert {card.chip for card in validity.CARDS} == set(figures["left_out"])
+    for name, row in figures["unseen"].items():
+        for form in ("ooco", "extended"):
+            assert row["forms"][form]["mape"] <= validity_page.TARGETS[form], (name, form)
+    for name, source in published.sources().items():
+        assert len(figures["published"][name]) == len(source["rows"])
 
 
-def test_iterations_of_unseen_architectures_are_as_near_as_wanted():
-    for name, row in validity.read_figures(validity.ROOT)["unseen"].items():
-        for form, most in validity.MOST_PERCENT.items():
-            assert row["forms"][form]["mape"] <= most, (name, form)
-
-
+# --- Chips by their tables --------------------------------------------------------------------------------------------
 def write(path, op, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"framework": "vLLM", "version": "0.24.0", "device": "made", "op_name": op, "kernel_source": "made", **row}
@@ -72,34 +87,84 @@ def tables(tmp_path):
     return folder
 
 
-def test_chips_are_judged_by_the_newest_tables(tmp_path, tables, capsys):
+def test_chips_are_judged_by_the_newest_tables_and_the_rest_keeps_its_figures(tmp_path, tables, capsys):
     out = tmp_path / "out"
-    words = [f"aiconfigurator={tables}", "workers=1", f"out={out}"]
-    assert validity.main([*words, f"data={tmp_path}"]) == 0
-    said = capsys.readouterr().out
-    assert "unseen: measured h100" in said and "left_out: measured h100, h200" in said and "replayed: no data" in said
-    figures = validity.read_figures(out)
+    for name, text in ((validity_page.FIGURES, json.dumps({"kept": {"h100": 1}})),
+                       (validity_page.PAGE, f"before\n{validity_page.BEGIN}\n<!-- end of results -->\nafter\n")):
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text(text)
+    with pytest.raises(SystemExit):
+        validity.main(["--data", "/nowhere"])
+    validity.main(["--aiconfigurator", str(tables), "--workers", "1", "--out", str(out), "--data", str(tmp_path)])
+    said = capsys.readouterr()
+    assert "'/nowhere' does not exist" in said.err and "replayed: no data" in said.out
+    figures = validity_page.read_figures(out)
+    assert figures["kept"] == {"h100": 1} and figures["replayed"] == {}
     assert figures["unseen"]["h100"]["forms"]["extended"]["mape"] < 5
     for name in SYSTEMS.values():  # the newest version's tables, made of the chip's own kernels: nothing is off
         row = figures["left_out"][name]["forms"]["extended"]
         assert row["own"]["worst"] < 0.1 and 0.5 < row["near"]["mape"] < 40 and row["others"] == []
-    page = (out / validity.PAGE).read_text(encoding="utf-8")
+    page = (out / validity_page.PAGE).read_text(encoding="utf-8")
+    assert page.startswith("before\n") and page.endswith("\nafter\n")
     assert "| H100 | H200 | " in page and "| H200 | H100 | " in page and str(tmp_path) not in page
 
 
-def test_what_is_not_measured_keeps_its_last_figures_and_the_text_around_the_table(tmp_path, monkeypatch):
-    monkeypatch.delenv("OOCO_GYM_DATA", raising=False)
-    files = (validity.FIGURES, validity.PAGE, validity.CLOCKS)
-    for name in files[:2]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text((validity.ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
-    assert validity.main([f"out={tmp_path}"]) == 0
-    for name in files:
-        assert (tmp_path / name).read_text(encoding="utf-8") == (validity.ROOT / name).read_text(encoding="utf-8")
+# --- Runs that others published ---------------------------------------------------------------------------------------
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A file of one source in place of the repository's, in a folder of one's own."""
+    path = tmp_path / "published.yaml"
+    path.write_text(CASE, encoding="utf-8")
+    monkeypatch.setattr(published, "sources", lambda read=published.sources: read(path))
+    monkeypatch.setattr(validity_page, "CASES", path)
+    monkeypatch.chdir(tmp_path)
+    return path
 
 
-@pytest.mark.parametrize(("words", "message"), [(["dat=x"], "did you mean 'data'"), (["data=/nowhere"], "/nowhere"),
-                                                (["workers=0"], "workers"), (["workers=few"], "workers")])
-def test_mistakes_are_named(words, message, tmp_path, capsys):
-    assert validity.main([*words, f"out={tmp_path}"]) == 2
-    assert message in capsys.readouterr().err
+def test_a_tiny_source_is_played_and_written(tmp_path, tiny):
+    published.measure(tmp_path, 1)
+    found = validity_page.read_figures(tmp_path)["published"]["tiny"]
+    assert [one["tpot_ms"][0] for one in found] == [10, 10] and all(one["tpot_ms"][1] > 0 for one in found)
+    assert found[1]["ttft_ms"][0] is None and [one["preemptions"] for one in found] == [[0, 0], [0, 0]]
+    error = 100 * abs(found[0]["ttft_ms"][1] / 5 - 1)
+    page = (tmp_path / validity_page.PAGE).read_text(encoding="utf-8")
+    assert "| `tiny` | h100 | 2 | – | " in page and f"| {error:.1f} % (" in page
+    assert "2 published runs" in (tmp_path / validity_page.CLOCKS).read_text(encoding="utf-8")
+
+
+def test_one_row_prints_the_command_that_gives_its_figures(tiny, capsys):
+    published.play_row("tiny", "0")
+    trace = "outputs/published/tiny_0/trace.parquet"
+    said = capsys.readouterr().out
+    assert f"ooco-gym simulate policy=vllm_fcfs policy.max_num_seqs=2 workload.path={trace}" in said
+    assert "TPOT, ms: measured 10, simulated " in said
+    with pytest.raises(UserError, match="unknown row 'tiny 2'"):
+        published.play_row("tiny", "2")
+    tiny.write_text(CASE.replace("[2, 10, 5, 0]", "[2, 10, 5]"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"published.yaml: tiny: row \[2, 10, 5\] has 3 fields, expected 4: clients"):
+        published.play_row("tiny", "0")
+
+
+def test_a_source_whose_file_is_not_at_hand_says_so(monkeypatch):
+    monkeypatch.delenv("LLMSERVINGSIM", raising=False)
+    with pytest.raises(UserError, match="LLMSERVINGSIM must name a folder"):
+        published.play_row("llmservingsim", "0")
+
+
+def test_clients_wait_for_their_answers_and_prompts_come_again():
+    closed = published.trace_of({"clients": 2, "requests": 5, "spread": [0.5, 1.0], "prompt": 100, "output": 10}, 0)
+    assert closed is not None and closed.session is not None and closed.think_s is not None
+    assert closed.session.tolist() == [0, 1, 0, 1, 0] and np.isnan(closed.think_s[:2]).all()
+    assert closed.prompt_tokens.min() >= 50 and closed.prompt_tokens.max() <= 100
+    row = {"rate": 2, "duration_s": 3, "prompts": [2, 2], "head": 16, "prompt": 40, "output": 1}
+    again = published.trace_of(row, 0)
+    assert again is not None and again.prefix_hashes is not None
+    assert again.arrival_s.tolist() == [0, 0.5, 1, 1.5, 2, 2.5]
+    hashes = again.prefix_hashes[1].reshape(6, 3)
+    assert (hashes[4] == hashes[0]).all() and hashes[0, 0] == hashes[1, 0] != hashes[2, 0]
+    assert len(np.unique(hashes[:4, 1:])) == 8
+
+
+def test_bursts_are_those_that_the_source_drew():
+    counts = [len(published._bursts(rate, seed)) for rate in (1.0, 2.0) for seed in range(5)]
+    assert counts == [22, 32, 21, 25, 28, 41, 47, 37, 43, 50]  # as its output says
