@@ -1,4 +1,4 @@
-"""What `make validity` measures, on made-up measurements and on a tiny run that somebody published."""
+"""What `make validity` measures, on made-up measurements and on a tiny run that was published."""
 
 from __future__ import annotations
 
