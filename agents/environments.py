@@ -1,8 +1,7 @@
 """Builds environments from the `env` part of a configuration, and lists the windows of a split.
 
-An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of
-seeds), and keyword arguments of the environment. A window is one episode, given by a seed of a
-split and the window's index within that seed.
+An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of seeds), and keyword
+arguments of the environment. A window is one episode, given by a seed of a split and the window's index within it.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 import multiprocessing
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from agents.settings import plain
+from agents.settings import group, number, plain
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.config import CONDITION, LOADS, NOT_ARGUMENTS
@@ -43,13 +43,9 @@ class Window(NamedTuple):
     number: int
 
 
-def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
-    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests
-    run it). `more` are constructor arguments that no configuration has."""
-    return _made(gym.make, config, disable_env_checker=True, **more)
-
-
-def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> Any:
+def make_env(config: Mapping[str, Any], count: int | None = None, **more: Any) -> Any:
+    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it), or `count`
+    of this package that step in one compiled call. `more` are constructor arguments that no configuration has."""
     spec = plain(config)
     if not spec.get("id"):
         raise UserError("env.id is missing: expected a Gymnasium id, such as ooco_gym/PrefillGate-v1")
@@ -57,6 +53,8 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     if arguments.get("flat"):
         raise UserError("env.flat=true: commands need the parts of an observation; leave it out: it is for your own "
                         "learners (docs/own_agents.md)")
+    make: Any = partial(gym.make, disable_env_checker=True) if count is None else partial(
+        gym.make_vec, num_envs=count, vectorization_mode="vector_entry_point")
     try:
         with warnings.catch_warnings():  # a configuration names its version
             warnings.filterwarnings("ignore", ".* is out of date", DeprecationWarning)
@@ -101,13 +99,8 @@ def levels_of(actions: Any) -> tuple[int, ...]:
 
 
 def observed_shapes(space: Any, levels: Sequence[int] = ()) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of one observation's parts; `candidates` as a table (K, F), which other
-    packages' environments may give flat.
-
-    Args:
-        space: observation space.
-        levels: number of levels of each part of an action (`levels_of`).
-    """
+    """Returns the shapes of the parts of an observation of `space`; `candidates` as a table (K, F), which other
+    packages' environments may give flat. `levels`: of each part of an action (`levels_of`)."""
     shapes = {key: tuple(space[key].shape or ()) for key in OBSERVATION_KEYS}
     if len(shapes["candidates"]) != 2:
         observation = {key: np.empty(shape) for key, shape in shapes.items()}
@@ -124,10 +117,8 @@ def check_ours(config: Mapping[str, Any], purpose: str) -> None:
 
 
 def decision_names(env: Any) -> tuple[str, ...]:
-    """The names of the decisions of `env` (`ooco_gym.envs.decision.kinds`); () for other packages'
-    environments."""
-    inside = env.unwrapped
-    return tuple(decision.name for decision in inside.decisions) if isinstance(inside, DecisionEnv) else ()
+    """The names of the decisions of `env`; () for other packages' environments."""
+    return getattr(env.unwrapped, "decision_names", ())
 
 
 def is_base_policy(policy: str, env: Any) -> bool:
@@ -139,25 +130,32 @@ def is_base_policy(policy: str, env: Any) -> bool:
     return (mine.name, mine.values) == (other.name, other.values)
 
 
+def env_of(config: Mapping[str, Any], purpose: str = "") -> dict[str, Any]:
+    """The `env` of a command's configuration, with the command's own `window_s` and `warmup_s`; `purpose` as for
+    `check_ours`, where it is needed."""
+    lengths = {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
+    env = {**group(config, "env"), **lengths}
+    if purpose:
+        check_ours(env, purpose)
+    return env
+
+
 def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
     """The seeds of a split."""
     splits = plain(config).get("splits") or {}
     if split not in splits:
-        if not splits:
-            raise UserError(f"env.splits.{split} is missing: expected a list of seeds")
-        raise unknown("split", split, splits)
+        raise unknown("split", split, splits) if splits else UserError(
+            f"env.splits.{split} is missing: expected a list of seeds")
     if not isinstance(splits[split], Sequence) or not all(map(is_whole, splits[split])):
         raise UserError(f"env.splits.{split}={splits[split]} must be a list of seeds, whole numbers")
-    seeds = [int(seed) for seed in splits[split]]
-    if not seeds:
+    if not splits[split]:
         raise UserError(f"env.splits.{split} is empty; expected at least one seed")
-    return seeds
+    return [int(seed) for seed in splits[split]]
 
 
 def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, Any]:
-    """Returns an `env` configuration with episodes of `window_s` seconds; None keeps its own
-    length. An environment of another package changes only if its configuration names `window_s`: it
-    may take no such argument."""
+    """Returns an `env` configuration with episodes of `window_s` seconds; None keeps its own length. An environment of
+    another package changes only if its configuration names `window_s`: it may take no such argument."""
     config = plain(config)
     if window_s is not None and ("window_s" in config or is_ours(config.get("id"))):
         config["window_s"] = window_s
@@ -165,13 +163,11 @@ def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, 
 
 
 def windows(seeds: Sequence[int], count: int) -> list[Window]:
-    """Spreads `count` windows over `seeds`: window 0 of every seed, then window 1 of every seed,
-    and so on.
+    """Spreads `count` windows over `seeds`: window 0 of every seed, then window 1 of every seed, and so on.
 
     Raises:
-        UserError: there is no seed, or `count` is above the number of seeds and no multiple of it.
-            Intervals resample seeds and windows within seeds, which needs equally many windows of
-            each.
+        UserError: there is no seed, or `count` is above the number of seeds and no multiple of it. Intervals resample
+            seeds and windows within seeds, which needs equally many windows of each.
     """
     if not seeds or count < 1 or (count > len(seeds) and count % len(seeds)):
         raise UserError(f"cannot spread {count} windows over {len(seeds)} seeds; expected between 1 and {len(seeds)}, "
@@ -179,28 +175,21 @@ def windows(seeds: Sequence[int], count: int) -> list[Window]:
     return [Window(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(count)]
 
 
-def vector_env(config: Mapping[str, Any], count: int, **more: Any) -> VectorEnv:
-    """Makes `count` environments of this package that step in one compiled call; `more` are
-    constructor arguments."""
-    return _made(gym.make_vec, config, num_envs=count, vectorization_mode="vector_entry_point", **more)
-
-
 class SplitEpisodes(gym.Wrapper):
     """Starts a random window of a split's seeds at every reset, from its own random stream.
 
-    A seed given to `reset` is ignored on purpose: vectorised training passes consecutive seeds,
-    which may be held out. The number of windows per seed is that of this package's environments.
+    A seed given to `reset` is ignored on purpose: vectorised training passes consecutive seeds, which may be held out.
+    The number of windows per seed is that of this package's environments.
     """
 
     def __init__(self, env: gym.Env, seeds: Sequence[int], stream: Sequence[int]) -> None:
         super().__init__(env)
-        self._seeds, self._window_count = list(seeds), WINDOWS
-        self._random = np.random.default_rng(list(stream))
+        self._seeds, self._random = list(seeds), np.random.default_rng(list(stream))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts a random window of the split; `seed` and `options` are not used."""
         chosen = self._seeds[int(self._random.integers(len(self._seeds)))]
-        return self.env.reset(seed=chosen, options={"window": int(self._random.integers(self._window_count))})
+        return self.env.reset(seed=chosen, options={"window": int(self._random.integers(WINDOWS))})
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the environment, whose reward must be a number."""
@@ -213,27 +202,17 @@ class SplitEpisodes(gym.Wrapper):
 
 
 def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None) -> VectorEnv:
-    """Makes `count` environments over the training split, each with its own stream of windows.
-
-    Environments of this package step in one compiled call, others one after the other. Both reset
-    in the same step.
-
-    Args:
-        seed: keys the streams of windows.
-        window_s: length of episodes, as for `with_length`.
-    """
+    """Makes `count` environments over the training split, each with its own stream of windows, which `seed` keys;
+    `window_s` as for `with_length`. Those of this package step in one compiled call, others one after the other; both
+    reset in the same step."""
     config, seeds = with_length(config, window_s), split_seeds(config, "train")
     if is_ours(config.get("id")):
-        return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
-                          train_stream=seed)
-
-    def maker(index: int) -> Callable[[], gym.Env]:
-        return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))
-
-    return SyncVectorEnv([maker(index) for index in range(count)], autoreset_mode=AutoresetMode.SAME_STEP)
+        return make_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
+                        train_stream=seed)
+    return SyncVectorEnv([lambda index=index: SplitEpisodes(make_env(config), seeds, (seed, index))
+                          for index in range(count)], autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def random_legal(masks: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Draws a legal action for each row of masks (N, A), all equally likely: (N,)."""
     return np.where(masks > 0, random.random(masks.shape), -1.0).argmax(axis=1)
-

@@ -1,73 +1,19 @@
-"""Reads users' settings: plain data, checks that name the key and the expected value, missing
-packages."""
+"""Reads users' settings: plain data, checks that name the key and the expected value, missing packages."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ooco_gym.errors import UserError, extras_of, is_number, is_whole
 
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds
-
-
+# Upper limits of counts with which memory grows; other counts have `MOST_OF_ALL`.
 MOST = {"n_envs": 4096, "n_steps": 1 << 20, "batch_size": 1 << 20, "hidden": 1 << 13, "population": 1 << 14,
-        "windows": 1 << 16, "episodes": 1 << 20, "decisions": 1 << 24,
-        "checks": 1 << 20}
-"""Upper limits of counts with which memory grows; other counts have `MOST_OF_ALL`."""
+        "windows": 1 << 16, "episodes": 1 << 20, "decisions": 1 << 24, "checks": 1 << 20}
 MOST_OF_ALL = 10**12
-
-
-def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = None, most: int | None = None) -> int:
-    """The whole number at `key`, of at least `least` and at most `most`; `name` is what the user calls the key."""
-    value = place.get(key)
-    if not is_whole(value) or value < least or (most is not None and value > most):
-        upper = "" if most is None else f" and at most {most}"
-        raise UserError(f"{name or key} must be a whole number of at least {least}{upper}, got {value!r}")
-    if value > (bound := MOST.get(key, MOST_OF_ALL)):
-        raise UserError(f"{name or key} must be at most {bound:,}, got {value}")
-    return value
-
-
-def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float = math.inf,
-           name: str | None = None) -> float:
-    """The number at `key`, from `least` to `most`; `name` is what the user calls the key."""
-    value = place.get(key)
-    if not is_number(value) or not least <= value <= most:  # type: ignore[operator]
-        upper = "" if most == math.inf else f" and at most {most:g}"
-        raise UserError(f"{name or key} must be a number of at least {least:g}{upper}, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def positive(place: Mapping[str, Any], key: str, name: str | None = None) -> float:
-    """The positive number at `key`; `name` is what the user calls the key."""
-    value = place.get(key)
-    if not is_number(value) or value <= 0:  # type: ignore[operator]
-        raise UserError(f"{name or key} must be a positive number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | None = None) -> None:
-    """Checks a positive number or null at `key`; `null` describes null, `name` is what the user
-    calls the key."""
-    value = place.get(key)
-    if value is not None and (not is_number(value) or value <= 0):
-        raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
-
-
-def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int] | None = None,
-                  numbers: Sequence[str] = (), positives: Sequence[str] = ()) -> None:
-    """Checks several keys of `where`: whole numbers by their least, numbers of at least 0, and positive numbers."""
-    for key, least in (wholes or {}).items():
-        whole(place, key, least, name=f"{where}.{key}")
-    for key in numbers:
-        number(place, key, name=f"{where}.{key}")
-    for key in positives:
-        positive(place, key, name=f"{where}.{key}")
-
-
 _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
     "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxruntime"),
@@ -78,14 +24,56 @@ _PACKAGES = {
 }
 
 
+# In what follows `name` is what the user calls `key`, and `null` says what null stands for, if it is allowed.
+def whole(place: Mapping[str, Any], key: str, least: int, name: str = "", most: int | None = None, null: str = ""
+          ) -> Any:
+    """The whole number at `key`, of at least `least` and at most `most`."""
+    upper, end = ("", math.inf) if most is None else (f" and at most {most}", most)
+    value = _checked(place, key, name, lambda value: is_whole(value) and least <= value <= end,
+                     f"a whole number of at least {least}{upper}", null)
+    if value is not None and value > (bound := MOST.get(key, MOST_OF_ALL)):
+        raise UserError(f"{name or key} must be at most {bound:,}, got {value}")
+    return value
+
+
+def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float = math.inf, name: str = "",
+           null: str = "") -> Any:
+    """The number at `key`, from `least` to `most`."""
+    upper = "" if most == math.inf else f" and at most {most:g}"
+    value = _checked(place, key, name, lambda value: is_number(value) and least <= value <= most,
+                     f"a number of at least {least:g}{upper}", null)
+    return None if value is None else float(value)
+
+
+def positive(place: Mapping[str, Any], key: str, name: str = "", null: str = "") -> Any:
+    """The positive number at `key`."""
+    value = _checked(place, key, name, lambda value: is_number(value) and value > 0, "a positive number", null)
+    return None if value is None else float(value)
+
+
+def _checked(place: Mapping[str, Any], key: str, name: str, holds: Callable[[Any], bool], expected: str,
+             null: str) -> Any:
+    value = place.get(key)
+    if not holds(value) and not (null and value is None):
+        raise UserError(f"{name or key} must be {expected}{f', or null for {null}' if null else ''}, got {value!r}")
+    return value
+
+
+def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int] | None = None,
+                  numbers: Sequence[str] = (), positives: Sequence[str] = ()) -> None:
+    """Checks several keys of `where`: whole numbers by their least, numbers of at least 0, and positive numbers."""
+    for key, least in (wholes or {}).items():
+        whole(place, key, least, f"{where}.{key}")
+    for check, keys in ((number, numbers), (positive, positives)):
+        for key in keys:
+            check(place, key, name=f"{where}.{key}")
+
+
 def require(purpose: str) -> None:
     """Checks that the packages for `purpose` (a key of `_PACKAGES`) can be imported."""
-    missing = [name for name in _PACKAGES[purpose] if importlib.util.find_spec(name) is None]
-    if not missing:
-        return
-    verb = "is" if len(missing) == 1 else "are"
-    raise UserError(f"{', '.join(missing)} {verb} not installed, which '{purpose}' needs; install with: "
-                    f"pip install 'ooco-gym[{extras_of(_PACKAGES[purpose])}]'")
+    if missing := [name for name in _PACKAGES[purpose] if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, which '{purpose}' "
+                        f"needs; install with: pip install 'ooco-gym[{extras_of(_PACKAGES[purpose])}]'")
 
 
 def limit_torch_threads() -> None:
@@ -111,4 +99,3 @@ def group(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     if value is None or isinstance(value, str):
         raise UserError(f"{key}={value} is not a configuration; expected a name from conf/{key}/ or a YAML file")
     return plain(value)
-

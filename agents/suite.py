@@ -1,43 +1,44 @@
 """`ooco-gym suite`: ten frozen tasks, a result file, and a leaderboard (docs/suite.md).
 
-A simulated policy runs whole windows; a network or a function takes the decisions of the track's
-environment. A window's score is its offline service relative to the mean of the track's reference
-in the same task, or 0 if the task breaks the violation limit. A track's result is the interquartile
-mean over its tasks with a stratified bootstrap, and the probability that a window beats the
-reference's (Agarwal et al. 2021, arXiv 2108.13264).
+A simulated policy runs whole windows; a network or a function takes the decisions of the track's environment. A
+window's score is its offline service relative to the mean of the track's reference in the same task, or 0 if the task
+breaks the violation limit. A track's result is the interquartile mean over its tasks with a stratified bootstrap, and
+the probability that a window beats the reference's (Agarwal et al. 2021, arXiv 2108.13264).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.environments import Window, make_env
+from agents.environments import make_env, windows
 from agents.evaluation.evaluate import jobs_of, play_job
 from agents.evaluation.players import function_of, load_learned
+from agents.search.episodes import Field
 from agents.settings import plain, whole
 from ooco_gym.documents import read_json, read_mapping
-from ooco_gym.envs.config import EpisodeConfig, under
+from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import as_json, atomic_write, write_json
-from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Table, percent, progress
 from ooco_gym.resources import conf_root, load_yaml
-from ooco_gym.study.population import Candidate, Population
+from ooco_gym.study.runs import in_processes
 from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
 OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
-FIGURES = ("service", "violated", "arrived")
+# Of a window: offline service (reference GPU-s/s), online requests that violate, and all; by its key in a summary.
+FIGURES = {"service": "offline_reference_gpu_s_per_s", "violated": "online_violated", "arrived": "online_arrived"}
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -47,15 +48,15 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: an unknown action or task, a policy that cannot run, or a file that is no result.
     """
     config = plain(cfg)
-    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"run": _run, "table": _table}
+    actions: dict[str, Any] = {"run": _run, "table": _table}
     if config["action"] not in actions:
         raise unknown("action of ooco-gym suite", config["action"], actions)
-    return {"command": "suite", "action": config["action"], **actions[config["action"]](config)}
+    return {"command": "suite", "action": config["action"], **actions[config["action"]](config, Path(config["out"]))}
 
 
 # --- Running
 # ----------------------------------------------------------------------------------------------------------
-def _run(config: dict[str, Any]) -> dict[str, Any]:
+def _run(config: dict[str, Any], out: Path) -> dict[str, Any]:
     suite, policy = config["suite"], str(config["policy"] or "")
     if not policy:
         raise UserError("ooco-gym suite run needs a policy, such as policy=learned_gate or policy=my_rule.yaml")
@@ -65,22 +66,24 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
     with progress("simulating the suite", 2 * len(tasks)) as bar:
         for name in tasks:
             bar.text(name)
-            played[name] = play(suite, name, policy, range(count), int(config["workers"]))
+            played[name] = play(suite, name, policy, count, int(config["workers"]))
             bar.advance()
-            reference = suite["tracks"][suite["tasks"][name]["track"]]["reference"]
-            references[name] = play(suite, name, reference, range(count))
+            references[name] = play(suite, name, suite["tracks"][suite["tasks"][name]["track"]]["reference"], count)
             bar.advance()
     result = {"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
               "title": str(config["title"] or policy), "policy": policy,
               "complete": count == int(suite["windows"]) and config["tasks"] is None, "tasks": played,
               "references": references, **scores(suite, played, references)}
-    out = Path(config["out"])
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RESULT_FILE, as_json(result))
+    write_json(out / RESULT_FILE, result)
     tables_of([result])[0].show()
     print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; only a part of the suite, so not on the "
                                                                           "leaderboard"))
     return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
+
+
+def _simulated(policy: str) -> bool:
+    """Whether a policy runs whole windows, instead of taking an environment's decisions."""
+    return not Path(policy).is_dir() and function_of(policy) is None
 
 
 def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
@@ -89,23 +92,22 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     Raises:
         UserError: an unknown task, or tasks of both tracks.
     """
-    suite, known, asked = config["suite"], config["suite"]["tasks"], config["tasks"]
-    track = config["track"]
+    suite, known, track = config["suite"], config["suite"]["tasks"], config["track"]
     if track not in (None, *suite["tracks"]):
         raise unknown("track of the suite", track, suite["tracks"])
-    if Path(policy).is_dir():
-        own = "mixed" if str(load_learned(policy).env.get("id", "")).endswith("Serving-v1") else "pools"
-    elif function_of(policy) is None:
-        own = "mixed" if get_policy(policy).mixed else "pools"
+    if _simulated(policy):
+        mixed = get_policy(policy).mixed
+    elif Path(policy).is_dir():
+        mixed = str(load_learned(policy).env.get("id", "")).endswith("Serving-v1")
     elif track is None:
         raise UserError(f"policy={policy} does not say which track a function is for; add track=pools or track=mixed")
     else:
-        own = track
+        mixed = track == "mixed"
+    own = "mixed" if mixed else "pools"
     if track not in (None, own):
         raise UserError(f"policy={policy} is for track {own}, not {track}")
     names = [name for name, one in known.items() if one["track"] == own]
-    if asked is None:
-        return names
+    asked = names if config["tasks"] is None else config["tasks"]
     for name in (chosen := [asked] if isinstance(asked, str) else list(asked)):
         if name not in known:
             raise unknown("task of the suite", name, known)
@@ -115,10 +117,8 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     return chosen
 
 
-def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int], workers: int = 1
-         ) -> dict[str, list[float]]:
-    """Runs a task's windows under a policy; returns `service` in reference GPU-s/s, and `violated`
-    and `arrived` online requests.
+def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: int = 1) -> dict[str, list[float]]:
+    """Runs the first `count` windows of a task under a policy; returns `FIGURES` of each window.
 
     Raises:
         UserError: the policy cannot run it.
@@ -129,33 +129,30 @@ def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int
         changes["cluster"] = load_yaml("cluster", frozen)
     env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
            "warmup_s": float(suite["warmup_s"])}
-    games = [Window(int(suite["seeds"][index]), 0) for index in windows]
-    with closing(make_env(env)) as made:
-        base: Any = made.unwrapped
-        config: EpisodeConfig = under(base.config, changes, f"suite.tasks.{task}")
-    if not Path(policy).is_dir() and function_of(policy) is None:
+    if _simulated(policy):
         if get_policy(policy).prepare is None:
             get_policy(policy).vector()  # raises if a parameter has no value
-        population = Population([config.window(game.seed, game.number).resolve() for game in games])
-        outcome = population.play([Candidate(get_policy(policy))])[0]
+        outcome = Field(env, [changes], f"suite.tasks.{task}", suite["seeds"], count).play([policy])[0]
         return {key: outcome[key].tolist() for key in FIGURES}
     if changes:  # as a scenario, in which a share of the peak is a factor on the rate
+        with closing(make_env(env)) as made:
+            config = under(made.unwrapped.config, changes, f"suite.tasks.{task}")
         shift = {key: value for key, value in changes.items() if key != "load"}
         shift |= {"rate_scale": config.scenario.rate_scale} if "load" in changes else {}
         env |= {"shifts": {task: shift}, "shift": task, "vary": dict(config.vary)}
-    records = [record for part in in_processes(play_job, jobs_of(env, policy, games), workers) for record in part]
-    summaries = [record["summary"] for record in records]
-    return {"service": [one["offline_reference_gpu_s_per_s"] for one in summaries],
-            "violated": [one["online_violated"] for one in summaries],
-            "arrived": [one["online_arrived"] for one in summaries]}
+    jobs = jobs_of(env, policy, windows(suite["seeds"], count))
+    records = list(chain.from_iterable(in_processes(play_job, jobs, workers)))
+    figures = {}
+    for key, name in FIGURES.items():
+        figures[key] = [one["summary"][name] for one in records]
+    return figures
 
 
 # --- Scores -----------------------------------------------------------------------------------------------------------
 def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],
            references: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
-    """Returns the track, the interquartile mean of all windows with its 95 % interval, the
-    probability that a window beats the reference's, and each task's mean score, violation rate and
-    feasibility."""
+    """Returns the track, the interquartile mean of all windows with its 95 % interval, the probability that a window
+    beats the reference's, and each task's mean score, violation rate and feasibility."""
     by_task, mine, others = {}, [], []
     for name, one in played.items():
         reference = np.asarray(references[name]["service"])
@@ -187,8 +184,7 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     """Reads a result file of this suite.
 
     Raises:
-        UserError: the file is no result, is of another suite, or has scores that do not follow from
-            its windows.
+        UserError: the file is no result, is of another suite, or has scores that do not follow from its windows.
     """
     result = read_mapping(path)
     if result.get("schema") != SCHEMA:
@@ -198,8 +194,8 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"'{path}' is of suite {result.get('suite')}, whose tasks differ from suite {suite['name']} "
                         "here")
     try:
-        same = as_json(scores(suite, result["tasks"], result["references"])) == {
-            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}
+        said = as_json(scores(suite, result["tasks"], result["references"]))
+        same = said == {key: result[key] for key in said}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # missing entries, or no numbers
         same = False
     if not same:
@@ -213,7 +209,7 @@ def _is_result(path: Path) -> bool:
     return isinstance(value, dict) and value.get("schema") == SCHEMA and "suite_sha256" in value
 
 
-def _table(config: dict[str, Any]) -> dict[str, Any]:
+def _table(config: dict[str, Any], out: Path) -> dict[str, Any]:
     folders = [next((one for one in OURS if one.is_dir()), OURS[0]),
                *([Path(str(config["results"]))] if config["results"] else [])]
     found = [read_result(path, config["suite"]) for folder in folders for path in sorted(folder.rglob("*.json"))
@@ -221,15 +217,11 @@ def _table(config: dict[str, Any]) -> dict[str, Any]:
     whole_ones = [one for one in found if one["complete"]]
     if not whole_ones:
         raise UserError(f"no complete result lies in {', '.join(map(str, folders))}; 'ooco-gym suite run' makes one")
-    tables = tables_of(whole_ones)
+    tables, parts = tables_of(whole_ones), len(found) - len(whole_ones)
     for table in tables:
         table.show()
-    out = Path(config["out"])
-    out.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join(f"## {one.title}\n\n{one.markdown()}" for one in tables)
     with atomic_write(out / TABLE_FILE) as temporary:
-        temporary.write_text(f"{text}\n", encoding="utf-8")
-    parts = len(found) - len(whole_ones)
+        temporary.write_text("\n\n".join(f"## {one.title}\n\n{one.markdown()}" for one in tables) + "\n", "utf-8")
     print(f"leaderboard: {out / TABLE_FILE}" + (f"; {parts} parts of the suite left out" if parts else ""))
     return {"results": len(whole_ones), "table": TABLE_FILE}
 
@@ -241,10 +233,8 @@ def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
         rows = sorted((one for one in results if one["track"] == track), key=lambda one: -one["iqm"]["value"])
         tasks = list(rows[0]["by_task"])
         heads = ("policy", "IQM (95 %)", "better than the reference", *(name.partition("_")[2] for name in tasks))
-        cells = []
-        for one in rows:
-            by_task = [_cell(one["by_task"].get(name)) for name in tasks]
-            cells.append([one["title"], _estimate(one["iqm"]), _estimate(one["improvement"]), *by_task])
+        cells = [[one["title"], _estimate(one["iqm"]), _estimate(one["improvement"]),
+                  *map(_cell, map(one["by_task"].get, tasks))] for one in rows]
         tables.append(Table(f"Track {track}", heads, cells, align="l"))
     return tables
 

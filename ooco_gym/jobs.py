@@ -11,7 +11,7 @@ import multiprocessing.context as contexts
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -21,7 +21,6 @@ from ooco_gym import own_code
 from ooco_gym.errors import UserError, ended_itself
 from ooco_gym.report.terminal import plain_warnings
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -138,19 +137,6 @@ def drop(executor: ProcessPoolExecutor, ends: bool) -> None:
     for worker in multiprocessing.active_children() if ends else ():
         worker.terminate()
     executor.shutdown(wait=False, cancel_futures=True)
-
-
-def in_processes(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yields results of a function (of a module's top level, or a `functools.partial` of one) on
-    each item, in order; computed in this process if one worker suffices."""
-    items = list(items)
-    if min(workers, len(items)) <= 1:
-        yield from map(function, items)
-        return
-    with processes(min(workers, len(items))) as executor:
-        # Not by `map`, which cancels pending work itself; a pool whose workers have ended raises on that.
-        for future in [executor.submit(function, item) for item in items]:
-            yield future.result()
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...], named: str | None) -> None:

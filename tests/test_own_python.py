@@ -12,8 +12,8 @@ import pytest
 from agents.evaluation.players import environment_of, start_of
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
-from ooco_gym.jobs import in_processes
 from ooco_gym.runtime.guard import Guarded
+from ooco_gym.study.runs import in_processes
 from ooco_gym.vllm import deciding
 from ooco_gym.vllm.deciding import MOST_IN_A_ROW, STALL_S, Decider
 from ooco_gym.vllm.settings import Settings

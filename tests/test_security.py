@@ -16,8 +16,8 @@ import yaml
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path
-from ooco_gym.jobs import in_processes
 from ooco_gym.runtime import Policy
+from ooco_gym.study.runs import in_processes
 
 PAGE = Path(__file__).parents[1] / "SECURITY.md"
 

@@ -1,13 +1,12 @@
 """`ooco-gym headroom`: tests whether a model can learn from single decisions (docs/evaluation.md).
 
-Decisions are sampled along the base policy's run of whole windows. From each, every legal action is
-simulated, and then the base policy to the end. All actions meet the same future arrivals, so their
-outcomes differ by the action only.
+Decisions are sampled along the base policy's run of whole windows. From each, every legal action is simulated, and then
+the base policy to the end. All actions meet the same future arrivals, so their outcomes differ by the action only.
 
-A ridge regression of outcomes on the agent's observations is fitted on some windows and chooses in
-others. A network could hope for its gain over the best constant action, found on the same windows.
-A placebo, fitted on outcomes shuffled among each decision's actions, shows the noise. Intervals are
-over windows, since decisions of one window share its future.
+A ridge regression of outcomes on the agent's observations is fitted on some windows and chooses in others. A network
+could hope for its gain over the best constant action, found on the same windows. A placebo, fitted on outcomes shuffled
+among each decision's actions, shows the noise. Intervals are over windows, since decisions of one window share its
+future.
 """
 
 from __future__ import annotations
@@ -15,26 +14,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.environments import check_ours, make_env, split_seeds
+from agents.environments import Window, env_of, make_env, split_seeds
 from agents.evaluation.play_outs import PlayOuts
-from agents.settings import group, number, plain, positive_or_null, whole
+from agents.settings import plain, positive, whole
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.features import candidate_table
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
-from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import track
-from ooco_gym.scenario import DAY_S
 from ooco_gym.study.options import seeds_of
+from ooco_gym.study.runs import in_processes
 
 FOLDS = 5  # of windows: the model chooses in each fold after it was fitted to the others
 PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; chosen by cross-validation over windows
@@ -42,15 +40,9 @@ PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; chosen by c
 
 @dataclass(frozen=True)
 class Played:
-    """One decision, simulated with each of its n legal actions.
-
-    Attributes:
-        window: index of its window.
-        choices: int64[n], what a constant action calls each: an action's number, or an index into a
-            list of levels.
-        features: float64[n, d], features of each action.
-        outcomes: float64[n], the episode's reward after each action.
-    """
+    """One decision of the window with index `window`, simulated with each of its n legal actions: `choices`, int64[n],
+    are what a constant action calls each (an action's number, or an index into a list of levels), `features`,
+    float64[n, d], are of each action, and `outcomes`, float64[n], the episode's rewards after each."""
 
     window: int
     choices: np.ndarray
@@ -60,8 +52,8 @@ class Played:
 
 # --- Estimating -------------------------------------------------------------------------------------------------------
 def gains(decisions: Sequence[Played]) -> np.ndarray:
-    """Returns each decision's gain over the best constant action, of the model and of the best
-    action: float64[n, 2]. Model and constant action are fitted on other windows."""
+    """Returns each decision's gain over the best constant action, of the model and of the best action: float64[n, 2].
+    Model and constant action are fitted on other windows."""
     found, windows = np.zeros((len(decisions), 2)), np.array([one.window for one in decisions])
     for fold in range(FOLDS):
         inside = windows % FOLDS == fold
@@ -69,20 +61,15 @@ def gains(decisions: Sequence[Played]) -> np.ndarray:
         weights, constant = _fitted(known), best_constant(known)
         for index in np.flatnonzero(inside).tolist():
             one = decisions[index]
+            same = np.flatnonzero(one.choices == constant)  # the base policy's action (0) if it is not legal
             mine = one.outcomes[int(np.argmax(one.features @ weights))]
-            found[index] = np.array([mine, one.outcomes.max()]) - one.outcomes[_place(one, constant)]
+            found[index] = np.array([mine, one.outcomes.max()]) - one.outcomes[same[0] if same.size else 0]
     return found
 
 
-def shuffled(decisions: Sequence[Played], seed: int) -> list[Played]:
-    """The placebo: each decision's outcomes, shuffled among its actions."""
-    draws = np.random.default_rng(seed)
-    return [Played(one.window, one.choices, one.features, draws.permutation(one.outcomes)) for one in decisions]
-
-
 def best_constant(decisions: Sequence[Played]) -> int:
-    """The choice with the best mean outcome, centred within each decision. Where it is illegal it
-    counts as the base policy's action."""
+    """The choice with the best mean outcome, centred within each decision. Where it is illegal it counts as the base
+    policy's action."""
     totals: dict[int, float] = {}
     base = 0.0
     for one in decisions:
@@ -93,25 +80,14 @@ def best_constant(decisions: Sequence[Played]) -> int:
     return max(totals, key=lambda choice: base + totals[choice])
 
 
-def _place(one: Played, choice: int) -> int:
-    """The index of a choice among the actions; the base policy's (0) if the choice is not legal."""
-    same = np.flatnonzero(one.choices == choice)
-    return int(same[0]) if same.size else 0
-
-
 def _fitted(decisions: Sequence[Played]) -> np.ndarray:
     """Weights of a ridge regression of outcomes on features, both centred within each decision."""
-    rows, values, windows = _centred(decisions)
-    apart = windows % 2 == 0
+    rows = np.concatenate([one.features - one.features.mean(axis=0) for one in decisions])
+    values = np.concatenate([one.outcomes - one.outcomes.mean() for one in decisions])
+    apart = np.repeat([one.window for one in decisions], [len(one.outcomes) for one in decisions]) % 2 == 0
     errors = [float(((rows[apart] @ _ridge(rows[~apart], values[~apart], penalty) - values[apart]) ** 2).sum())
               for penalty in PENALTIES]
     return _ridge(rows, values, PENALTIES[int(np.argmin(errors))])
-
-
-def _centred(decisions: Sequence[Played]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = np.concatenate([one.features - one.features.mean(axis=0) for one in decisions])
-    values = np.concatenate([one.outcomes - one.outcomes.mean() for one in decisions])
-    return rows, values, np.repeat([one.window for one in decisions], [len(one.outcomes) for one in decisions])
 
 
 def _ridge(rows: np.ndarray, values: np.ndarray, penalty: float) -> np.ndarray:
@@ -122,39 +98,31 @@ def _ridge(rows: np.ndarray, values: np.ndarray, penalty: float) -> np.ndarray:
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
 def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
-    """Returns the features of each action (int64[n, parts]), float64[n, d].
-
-    They are the candidate that the action takes, a one-hot of its kind (each fixed action, or a
-    candidate), and this kind times the observation's `cluster`. Levels have their relative
-    position, its square, and the position times `cluster`.
-    """
-    observation = env._observation()
-    cluster = np.asarray(observation["cluster"], np.float64)
-    controls = env.episodes.controls
+    """Returns the features of each action (int64[n, parts]), float64[n, d]: the candidate that it takes, a one-hot of
+    its kind (each fixed action, or a candidate), and this kind times the observation's `cluster`. Levels have their
+    relative position, its square, and the position times `cluster`."""
+    observation, controls = env._observation(), env.episodes.controls
     if controls is not None:
-        levels = actions / np.maximum(controls.counts - 1, 1)
-        kinds = levels
-        own = np.concatenate([levels, levels**2], axis=1)
+        kinds = actions / np.maximum(controls.counts - 1, 1)
+        own = np.concatenate([kinds, kinds**2], axis=1)
     else:
         table = np.asarray(candidate_table(observation), np.float64)
         taken = actions[:, 0] - b.FIXED
         kinds = np.stack([actions[:, 0] == fixed for fixed in range(b.FIXED)] + [taken >= 0], axis=1).astype(np.float64)
         own = np.concatenate([kinds, np.where((taken >= 0)[:, None], table[np.maximum(taken, 0)], 0.0)], axis=1)
-    crossed = (kinds[:, :, None] * cluster[None, None, :]).reshape(len(actions), -1)
-    return np.concatenate([own, crossed], axis=1)
+    cluster = np.asarray(observation["cluster"], np.float64)
+    return np.concatenate([own, (kinds[:, :, None] * cluster).reshape(len(actions), -1)], axis=1)
 
 
-def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tuple[int, int]]) -> dict[str, Any]:
-    """Runs the base policy in one window, and simulates all legal actions at `share` of its
-    decisions."""
-    place, (seed, window) = numbered
-    env: Any = make_env(config["env"]).unwrapped
-    total = _play(env, seed, window, None)
-    summary = env.summary()
-    draws = np.random.default_rng([seed, window])
-    asked = set(draws.choice(total, min(share, total), replace=False).tolist())
-    played: list[Played] = []
-    look = PlayOuts(env, config["horizon_s"])
+def play_window(env_config: Mapping[str, Any], horizon_s: float | None, share: int, numbered: tuple[int, Window]
+                ) -> dict[str, Any]:
+    """Runs the base policy in one window, and simulates all legal actions at `share` of its decisions."""
+    place, window = numbered
+    env = make_env(env_config).unwrapped
+    total = _play(env, window)
+    service = env.summary()["offline_reference_gpu_s_per_s"] * env.config.window_s
+    asked = set(np.random.default_rng(window).choice(total, min(share, total), replace=False).tolist())
+    played, look = [], PlayOuts(env, horizon_s)
 
     def play_one_out(taken: int) -> None:
         if taken in asked:
@@ -163,19 +131,16 @@ def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tupl
                 choices = actions[:, 0] if actions.shape[1] == 1 else np.arange(len(actions))
                 played.append(Played(place, choices, features_of(env, actions), outcomes))
 
-    _play(env, seed, window, play_one_out)
-    return {"decisions": total, "played": played,
-            "service": summary["offline_reference_gpu_s_per_s"] * env.config.window_s}
+    _play(env, window, play_one_out)
+    return {"decisions": total, "played": played, "service": service}
 
 
-def _play(env: Any, seed: int, window: int, before: Callable[[int], None] | None) -> int:
-    """Runs the base policy in a window; `before` is called with each decision's number. Returns the
-    number of decisions."""
-    env.reset(seed=seed, options={"window": window})
+def _play(env: Any, window: Window, before: Callable[[int], None] = lambda taken: None) -> int:
+    """Runs the base policy in a window; `before` is called with each decision's number. Returns their number."""
+    env.reset(seed=window.seed, options={"window": window.number})
     taken = 0
     while env.episodes.open(0):
-        if before is not None:
-            before(taken)
+        before(taken)
         env.step(env.base_action())
         taken += 1
     return taken
@@ -188,59 +153,47 @@ def main(cfg: Any) -> dict[str, Any]:
     Raises:
         UserError: a count is out of range, or the environment is not ours.
     """
-    config = plain(cfg)
-    started = time.monotonic()
+    config, started = plain(cfg), time.monotonic()
     if not config["learnable"]:
         raise UserError("learnable=false is gone: 'ooco-gym evaluate policies=[all]' compares heuristics")
     for key, least in (("episodes", FOLDS), ("workers", 1), ("decisions", FOLDS)):
         whole(config, key, least)
-    positive_or_null(config, "horizon_s", "the end of the episode")
-    lengths = {key: number(config, key, most=DAY_S) for key in ("window_s", "warmup_s") if config[key] is not None}
-    env = {**group(config, "env"), **lengths}
-    check_ours(env, "headroom")
-    names = seeds_of(config["seeds"], known=split_seeds(env, "train"))
-    windows = [(place, (int(names[place % len(names)]), place // len(names))) for place in range(config["episodes"])]
-    share = -(-int(config["decisions"]) // len(windows))
-    play = partial(play_window, {**config, "env": env}, share)
-    played = in_processes(play, windows, int(config["workers"]))
+    positive(config, "horizon_s", null="the end of the episode")
+    env = env_of(config, "headroom")
+    seeds = seeds_of(config["seeds"], known=split_seeds(env, "train"))
+    windows = [Window(seeds[place % len(seeds)], place // len(seeds)) for place in range(config["episodes"])]
+    play = partial(play_window, env, config["horizon_s"], -(-config["decisions"] // len(windows)))
+    played = in_processes(play, list(enumerate(windows)), config["workers"])
     records = list(track(played, "simulating the outcomes of decisions", total=len(windows)))
     summary = {"env": env["id"], "episodes": len(windows), "horizon_s": config["horizon_s"],
-               **judged(records, int(names[0])), "wall_s": time.monotonic() - started}
-    out = Path(config["out"])
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "headroom.json", summary)
+               **judged(records, seeds[0]), "wall_s": time.monotonic() - started}
+    write_json(Path(config["out"]) / "headroom.json", summary)
     table(summary).show()
     print(words(summary))
     return summary
 
 
 def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """Returns the mean gain of a decision by the model, the placebo and the best action in
-    hindsight, with intervals over windows, and the service of a window."""
+    """Returns the mean gain of a decision by the model, the placebo and the best action in hindsight, with intervals
+    over windows, and the service of a window."""
     decisions = [one for record in records for one in record["played"]]
-    if len({one.window for one in decisions}) < FOLDS:
+    windows, draws = np.array([one.window for one in decisions]), np.random.default_rng(seed)
+    if len(set(windows)) < FOLDS:
         raise UserError(f"fewer than {FOLDS} windows have decisions with a choice: run more or longer episodes")
-    found = gains(decisions)
-    model, best = (_over_windows(found[:, column], decisions) for column in (0, 1))
-    placebo = _over_windows(gains(shuffled(decisions, seed))[:, 0], decisions)
-    taken = float(np.mean([one["decisions"] for one in records]))
-    service = float(np.mean([one["service"] for one in records]))
-    return {"decisions": len(decisions), "decisions_a_window": taken, "service_a_window": service,
-            "spread": float(np.mean([one.outcomes.std() for one in decisions])),
-            "model": model, "placebo": placebo, "best action": best,
-            "learnable": bool(model["low"] > max(0.0, placebo["mean"]))}
-
-
-def _over_windows(values: np.ndarray, decisions: Sequence[Played]) -> dict[str, float]:
-    """Mean and 95 % interval of the windows' means."""
-    windows = np.array([one.window for one in decisions])
-    means = np.array([values[windows == window].mean() for window in np.unique(windows)])
-    return dict(zip(("mean", "low", "high"), map(float, interval(means)), strict=True))
+    shuffled = [replace(one, outcomes=draws.permutation(one.outcomes)) for one in decisions]
+    found, intervals = gains(decisions), {}
+    for name, values in (("model", found[:, 0]), ("placebo", gains(shuffled)[:, 0]), ("best action", found[:, 1])):
+        means = np.array([values[windows == window].mean() for window in np.unique(windows)])
+        intervals[name] = dict(zip(("mean", "low", "high"), map(float, interval(means)), strict=True))
+    return {"decisions": len(decisions), "decisions_a_window": float(np.mean([one["decisions"] for one in records])),
+            "service_a_window": float(np.mean([one["service"] for one in records])),
+            "spread": float(np.mean([one.outcomes.std() for one in decisions])), **intervals,
+            "learnable": bool(intervals["model"]["low"] > max(0.0, intervals["placebo"]["mean"]))}
 
 
 def resolution(summary: Mapping[str, Any]) -> float:
-    """The smallest gain that the interval would have shown, as a share of a window's service: half
-    the wider of the model's and the placebo's intervals, times the decisions of a window."""
+    """The smallest gain that the interval would have shown, as a share of a window's service: half the wider of the
+    model's and the placebo's intervals, times the decisions of a window."""
     width = max(summary[who]["high"] - summary[who]["low"] for who in ("model", "placebo"))
     gain = 0.5 * width * summary["decisions_a_window"]
     return gain / summary["service_a_window"] if summary["service_a_window"] else math.inf
@@ -256,12 +209,11 @@ def table(summary: Mapping[str, Any]) -> Table:
     """A table of the model, the placebo and the best action."""
     rows = []
     for name in ("model", "placebo", "best action"):
-        gain = summary[name]
-        rows.append((name, with_interval(gain["mean"], gain["low"], gain["high"], "+.4g"),
-                     in_deviations(summary, name)))
-    heads = ("chosen by", "reward of a decision minus the best constant action (95 %)",
-             "in standard deviations of the outcomes")
-    return Table(f"Learnable in {summary['env']}", heads, rows, align="lrr")
+        mean, low, high = (summary[name][key] for key in ("mean", "low", "high"))
+        rows.append((name, with_interval(mean, low, high, "+.4g"), in_deviations(summary, name)))
+    return Table(f"Learnable in {summary['env']}", (
+        "chosen by", "reward of a decision minus the best constant action (95 %)",
+        "in standard deviations of the outcomes"), rows, align="lrr")
 
 
 def words(summary: Mapping[str, Any]) -> str:

@@ -1,33 +1,14 @@
-"""Heuristics by name: random actions, simple rules, published policies and tuned policies.
+"""Heuristics by name (docs/evaluation.md has the names): random actions, simple rules, published and tuned policies.
 
-`by_name` knows, in an environment:
-
-- `random actions`: legal actions, all equally likely (also `random`, unless the published gate of
-  that name applies);
-- `base_policy`: the base policy's own action;
-- `decline` (the decision's own *no*), `shortest`, `longest` (of the candidate requests), `stop`
-  (always interrupts);
-- with a length predictor (`EvictionPredicted-v1`, `MigrationPredicted-v1`), the rules of
-  `ooco_lengths` that use its predictions;
-- `oldest`, `least work` (fewest tokens to compute and generate, predicted), `most cached`
-  (Admission, Serving);
-- `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644),
-  `most to generate` (predicted), `least loss` (cheapest block), `last to the host`
-  (PreemptionVictim);
-- a constant: `level 0.9` (Packing), `slo_margin=0.95` (OnlineTuning; several with commas), `time 2
-  offline 1` (Batching);
-- published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
-
-At the loop's decisions, a published policy acts by its rules (`rule_action`). Packing and
-OnlineTuning set a policy's parameters, and Batching, Admission, PreemptionVictim and Serving decide
-parts of an iteration. There a published policy becomes the base policy, whose action is taken
-(`as_base_policy`). Among other decisions (Colocation), packing takes the level nearest to the
-policy's own.
+At the loop's decisions, a published policy acts by its rules (`rule_action`). Packing and OnlineTuning set a policy's
+parameters, and Batching, Admission, PreemptionVictim and Serving decide parts of an iteration. There a published policy
+becomes the base policy, whose action is taken (`as_base_policy`). Among other decisions (Colocation), packing takes the
+level nearest to the policy's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -52,24 +33,29 @@ TOKENS = 1  # column of a candidate request's context
 SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
 BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # parameters of `ooco_lengths`, by decision
               s.PULL: ("pull=past_future", "pull=soonest", "pull=shortest_output")}
+Rank = Callable[[Mapping[str, float]], Any]  # of a candidate's raw values, before they became features
+ENTERING: dict[str, Rank] = {  # the least of these enters; work: predicted tokens still to compute and to generate
+    "oldest": lambda entry: -entry["wait"],
+    "least work": lambda entry: entry["tokens"] * (1.0 - entry["cached"]) + entry["output"],
+    "most cached": lambda entry: -entry["cached"] * entry["tokens"]}
+RECLAIMING: dict[str, Rank] = {  # the least of these is preempted; among equals, one that is recomputed
+    "last admitted": lambda victim: -victim["place"], "last arrived": lambda victim: victim["wait"],
+    "least computed": lambda victim: victim["computed"] * victim["tokens"],
+    "most to generate": lambda victim: -victim["output"],
+    "least loss": lambda victim: victim["cost"] / min(1.0, victim["freed"]),
+    "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
+RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
+_TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim.DECISION)}
 
 
 class Heuristic:
-    """A rule or a constant as a player (`players.Player`).
-
-    `begin(env)` takes a bare environment after its reset and returns the function that gives each
-    action. None stands for the heuristic that `name` has in that environment.
-    """
-
-    learned = False
+    """A rule or a constant as a player (`players.Player`): `begin(env)` takes a bare environment after its reset and
+    returns the function that gives each action; None: of the heuristic that `name` has in that environment."""
 
     def __init__(self, name: str, begin: Callable[[Any], Callable[[], Any]] | None = None) -> None:
-        self.name, self._begin = name, begin
+        self.name = name
+        self.begin = begin or (lambda env: by_name(env, name).begin(env))
         self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
-
-    def begin(self, env: Any) -> Callable[[], Any]:
-        """Returns the function that gives the action at the open decision of the episode in `env`."""
-        return by_name(env, self.name).begin(env) if self._begin is None else self._begin(env)
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
         """Returns each environment's action; a new episode begins the heuristic again."""
@@ -85,8 +71,7 @@ class Heuristic:
 
 def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Window],
                    side_by_side: int = 8) -> list[dict[str, Any]]:
-    """Runs a heuristic by its name on windows; returns records as `agents.evaluation.players.play`
-    does.
+    """Runs a heuristic by its name on windows; returns records as `agents.evaluation.players.play` does.
 
     Raises:
         UserError: the name is unknown, or the heuristic does not apply in this environment.
@@ -97,13 +82,8 @@ def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Windo
 
 
 def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict[str, Any], str]:
-    """Returns the environment's configuration with which a heuristic runs, and its name there.
-
-    If the environment sets parameters, a published policy becomes the base policy, and then also
-    runs the warm-up.
-
-    Args:
-        env: an environment of that configuration.
+    """Returns the configuration with which a heuristic runs, and its name there: if the environment (`env`, one of
+    that configuration) sets parameters, a published policy becomes the base policy, and also runs the warm-up.
 
     Raises:
         UserError: the policy cannot be the base policy.
@@ -112,36 +92,36 @@ def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict
     settings = hasattr(here, "episodes") and are_settings(here.decisions)
     if not settings or not is_policy(name) or is_base_policy(name, here):
         return dict(config), name
-    moved = {**config, "base_policy": name}
-    controls = here.episodes.controls
-    if controls is not None and not set(controls.names) & set(policy_of(name).values):
-        moved["controls"] = _nothing_to_turn(name)
+    moved, controls, policy = {**config, "base_policy": name}, here.episodes.controls, policy_of(name)
+    if controls is not None and not set(controls.names) & set(policy.values):
+        # It has none of the environment's parameters: one of its own, at its own value.
+        one = next(one for one in policy.params if isinstance(policy.values[one.name], (int, float)) or one.choices)
+        moved["controls"] = {one.name: [policy.values[one.name]]}
     make_env(moved).close()  # raises if the policy lacks the parameters that are set here
     return moved, BASE
-
-
-def _nothing_to_turn(name: str) -> dict[str, list[Any]]:
-    """Controls for a policy that has none of the environment's parameters: one, at the policy's own
-    value."""
-    policy = policy_of(name)
-    param = next(one for one in policy.params if isinstance(policy.values[one.name], (int, float)) or one.choices)
-    return {param.name: [policy.values[param.name]]}
 
 
 def _of_another_package(env: Any, name: str) -> Heuristic:
     """Returns a heuristic by name in an environment of another package, which has its own rules.
 
     Raises:
-        UserError: the environment has no rules.
+        UserError: the environment has no rules, or not this one.
     """
     if name == RANDOM:
         return Heuristic(name, _random_of_masks)
-    is_base = is_base_policy(name, env)
+    is_base, rules = name == BASE or is_base_policy(name, env), getattr(env, "rules", None)
     if not hasattr(env, "base_action" if is_base else "rule_action"):
         raise UserError(f"'{name}' cannot act in {type(env).__name__}, which has no method rule_action: evaluate "
                         f"learned policies there, or {RANDOM}; with agent.imitate.rule=null training begins from a "
                         "random policy")
+    if not is_base and rules is not None and name.partition(":")[0] not in rules:
+        raise _neither(name, rules)
     return Heuristic(name, lambda env: env.base_action if is_base else partial(env.rule_action, name))
+
+
+def _neither(name: str, known: Sequence[str]) -> UserError:
+    return UserError(f"'{name}' is neither a heuristic of this environment{nearest(name, known)} nor a run folder; "
+                     f"known: {', '.join(known)}")
 
 
 def by_name(env: Any, name: str) -> Heuristic:
@@ -170,93 +150,75 @@ def by_name(env: Any, name: str) -> Heuristic:
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
-    if name in FORMER["heuristic"]:
-        raise unknown("heuristic", name, known)
-    raise UserError(f"'{name}' is neither a heuristic of this environment{nearest(name, known)} nor a run folder; "
-                    f"known: {', '.join(known)}")
+    raise unknown("heuristic", name, known) if name in FORMER["heuristic"] else _neither(name, known)
 
 
 def heuristics_of(env: Any) -> list[Heuristic]:
-    """Lists the base policy, each distinct published rule for this environment's decisions, and
-    simple rules. Environments that set parameters have no published rules."""
+    """Lists the base policy, each distinct published rule for this environment's decisions, and simple rules;
+    environments that set parameters have no published rules."""
     kinds = {decision.kind for decision in env.decisions}
-    plain = _plain(env, kinds)
-    rules = [] if are_settings(env.decisions) else _distinct(env, kinds)
-    return plain[:1] + [_published(rule) for rule in rules] + plain[1:]
+    first, *plain = _plain(env, kinds)
+    return [first, *map(_published, [] if are_settings(env.decisions) else _distinct(env, kinds)), *plain]
 
 
-def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
-    """Lists the base policy, then rules and constants that need no policy."""
-    listed = [Heuristic(BASE, lambda env: env.base_action)]
+def _plain(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
+    """Yields the base policy, then rules and constants that need no policy."""
+    yield Heuristic(BASE, lambda env: env.base_action)
     controls, buffers = env.episodes.controls, env.episodes.buffers
     if controls is not None:  # each parameter at each of its other levels
-        return listed + [_constant(controls, f"{name}={value:g}") for part, name in enumerate(controls.names)
-                         for value in controls.levels[part, : int(controls.counts[part])]
-                         if value != controls.levels[part, controls.tuned[part]]]
-    if [decision.name for decision in env.decisions] == [PACK]:
+        for part, name in enumerate(controls.names):
+            others = np.delete(controls.levels[part, : int(controls.counts[part])], controls.tuned[part])
+            yield from (_constant(controls, f"{name}={value:g}") for value in others)
+    elif [decision.name for decision in env.decisions] == [PACK]:
         scale = float(buffers.settings[b.PACK_SCALE]) or 1.0
-        return listed + [Heuristic(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
-                         for k, level in enumerate(buffers.levels[0])]
-    if kinds == {s.COMPOSE}:  # constant limits for every iteration; online prompts may use all of it
+        yield from (_always(f"level {level * scale:g}", b.FIXED + k) for k, level in enumerate(buffers.levels[0]))
+    elif kinds == {s.COMPOSE}:  # constant limits for every iteration; online prompts may use all of it
         times, online, offline = buffers.levels
-        return listed + [Heuristic(f"time {times[k]:g} offline {offline[k]:g}", lambda env, k=k: lambda: b.FIXED + k)
-                         for k in np.flatnonzero(online == online.max())]
+        yield from (_always(f"time {times[k]:g} offline {offline[k]:g}", b.FIXED + k)
+                    for k in np.flatnonzero(online == online.max()))
+    else:
+        yield from _of_candidates(env, kinds)
+
+
+def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
+    """Yields rules that choose a candidate, or none."""
     if kinds != {b.RECLAIM}:  # RECLAIM has no *no*
-        listed.append(Heuristic("decline", lambda env: partial(decline, env)))
+        yield _chosen("decline", _decline)
     if kinds & set(SIZED):
-        listed += [Heuristic(name, lambda env, longest=longest: partial(by_length, env, longest))
-                   for name, longest in (("shortest", False), ("longest", True))]
+        yield from (_chosen("shortest", _by_length, np.argmin), _chosen("longest", _by_length, np.argmax))
     if env.config.scenario.lengths != "none":
-        listed += [_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ())]
+        yield from (_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ()))
     for kind, ranks in RANKS.items():
         if kind in kinds:
-            listed += [Heuristic(name, lambda env, kind=kind, rank=rank: partial(_lowest_ranked, env, kind, rank))
-                       for name, rank in ranks.items()]
+            yield from (_chosen(name, _lowest_ranked, kind, rank) for name, rank in ranks.items())
     if kinds == {s.INTERRUPT}:
-        listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
-    return listed
+        yield _always("stop", b.FIXED)
 
 
-def decline(env: Any) -> int:
+def _always(name: str, action: Any) -> Heuristic:
+    return Heuristic(name, lambda env: lambda: action)
+
+
+def _chosen(name: str, choose: Callable[..., int], *given: Any) -> Heuristic:
+    return Heuristic(name, lambda env: partial(choose, env, *given))
+
+
+def _decline(env: Any) -> int:
     """Returns the decision's own *no* if it is legal, else the base policy's action."""
     return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.BASE_ACTION
 
 
-def by_length(env: Any, longest: bool) -> int:
-    """Returns the shortest (or longest) candidate request; the base policy's action if candidates
-    are no requests."""
+def _by_length(env: Any, best: Callable[..., Any]) -> int:
+    """Returns the shortest (or longest) candidate request; the base policy's action if candidates are no requests."""
     buffers = env.episodes.buffers
     if buffers.status[0, b.KIND] not in SIZED:
         return b.BASE_ACTION
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
-    if not len(there):
-        return b.DECLINE_ACTION
-    tokens = buffers.candidates[0, there, TOKENS]
-    return b.FIXED + int(there[np.argmax(tokens) if longest else np.argmin(tokens)])
-
-
-def _work(entry: Mapping[str, float]) -> float:
-    """Predicted tokens of a request still to compute and to generate."""
-    return entry["tokens"] * (1.0 - entry["cached"]) + entry["output"]
-
-
-Rank = Callable[[Mapping[str, float]], Any]  # of a candidate's raw values, before they became features
-ENTERING: dict[str, Rank] = {  # the least of these enters
-    "oldest": lambda entry: -entry["wait"], "least work": _work,
-    "most cached": lambda entry: -entry["cached"] * entry["tokens"]}
-RECLAIMING: dict[str, Rank] = {  # the least of these is preempted; among equals, one that is recomputed
-    "last admitted": lambda victim: -victim["place"], "last arrived": lambda victim: victim["wait"],
-    "least computed": lambda victim: victim["computed"] * victim["tokens"],
-    "most to generate": lambda victim: -victim["output"],
-    "least loss": lambda victim: victim["cost"] / min(1.0, victim["freed"]),
-    "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
-RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
-_TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim.DECISION)}
+    return b.FIXED + int(there[best(buffers.candidates[0, there, TOKENS])]) if len(there) else b.DECLINE_ACTION
 
 
 def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
-    """Returns the lowest-ranked candidate at one kind of decision; elsewhere the base policy's
-    action."""
+    """Returns the lowest-ranked candidate at one kind of decision; elsewhere the base policy's action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if buffers.status[0, b.KIND] != kind or not len(there):
@@ -269,11 +231,8 @@ def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
-    """Lists policies with their own rules for these decisions, or with another's rule and a
-    parameter (`gate=never`).
-
-    Policies that may have weights are left out: they are learned.
-    """
+    """Lists policies with their own rules for these decisions, or with another's rule and a parameter (`gate=never`);
+    those that may have weights are left out: they are learned."""
     points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
     base_policy = policy_of(env.config.base_policy)
     seen: list[tuple[Any, ...]] = [tuple((base_policy.hooks()[point], None) for point in points)]
@@ -288,8 +247,7 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
 
 
 def _published(rule: str) -> Heuristic:
-    """A policy's rules at the loop's decisions; where packing is among them, the level of its own
-    parameter."""
+    """A policy's rules at the loop's decisions; where packing is among them, the level of its own parameter."""
     def begin(env: Any) -> Callable[[], Any]:
         status, level = env.episodes.buffers.status, _nearest_level(env, rule)
         return lambda: level if status[0, b.KIND] == b.CLOCK else env.rule_action(rule)
@@ -298,8 +256,8 @@ def _published(rule: str) -> Heuristic:
 
 
 def _nearest_level(env: Any, rule: str) -> int:
-    """Returns the action whose packing level is nearest to a policy's. It is the base policy's
-    action if both have the same level, or if one has no such parameter."""
+    """Returns the action whose packing level is nearest to a policy's; the base policy's action if both have the same
+    level, or if one has no such parameter."""
     own, base_policy = (policy_of(one) for one in (rule, env.config.base_policy))
     if PACK not in {decision.name for decision in env.decisions}:
         return b.BASE_ACTION
@@ -312,8 +270,7 @@ def _nearest_level(env: Any, rule: str) -> int:
 
 
 def _constant(controls: Any, name: str) -> Heuristic:
-    """Keeps parameters at levels, `slo_margin=0.95,interrupt=1`, and all others at their tuned
-    values."""
+    """Keeps parameters at levels, `slo_margin=0.95,interrupt=1`, and all others at their tuned values."""
     action = controls.tuned.copy()
     for text in name.split(","):
         parameter, _, value = (part.strip() for part in text.partition("="))
@@ -324,12 +281,12 @@ def _constant(controls: Any, name: str) -> Heuristic:
         if value not in levels:
             raise UserError(f"'{name}': {parameter} has no level {value}; levels: {', '.join(levels)}")
         action[part] = levels.index(value)
-    return Heuristic(name, lambda env: lambda: action)
+    return _always(name, action)
 
 
 def _random_of_masks(env: Any) -> Callable[[], Any]:
-    """Random legal actions in an environment of another package, all equally likely; the window
-    seeds its action space (`players._Episode`)."""
+    """Random legal actions in an environment of another package, all equally likely; the window seeds its action
+    space (`players.play`)."""
     counts = getattr(env.action_space, "nvec", None)
 
     def act() -> Any:

@@ -1,8 +1,7 @@
-"""Rolls out each legal action at an open decision, then the base policy, on the window's own
-future.
+"""Rolls out each legal action at an open decision, then the base policy, on the window's own future.
 
-Roll-outs run in copies of the episode's state (`Clones`), allocated once per episode, so each costs
-only a copy of arrays.
+Roll-outs run in copies of the episode's state (`Clones`), allocated once per episode, so each costs only a copy of
+arrays.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ from ooco_gym.sim.loop import RUN_SIGNATURE, run
 
 
 class PlayOuts:
-    """Rolls out the decisions of one environment (`ooco_gym.envs.base.DecisionEnv`), without
-    changing its episode.
+    """Rolls out the decisions of one environment (`ooco_gym.envs.base.DecisionEnv`), without changing its episode.
 
-    Args:
-        horizon_s: simulated seconds of a roll-out; None: to the end of the episode. At a horizon
-            within the window, unfinished offline requests are paid by their progress.
+    `horizon_s` are the simulated seconds of a roll-out; None: to the end of the episode. At a horizon within the
+    window, unfinished offline requests are paid by their progress.
 
     Raises:
         UserError: the environment's actions are vectors of numbers.
@@ -40,28 +37,21 @@ class PlayOuts:
         self._clones: Clones | None = None
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the legal actions at the open decision, the base policy's first, and their
-        rewards.
-
-        Returns:
-            (actions int64[n, parts], rewards of the episode float64[n]).
-        """
+        """Returns the legal actions at the open decision, the base policy's first, int64[n, parts], and the rewards of
+        the episode after each, float64[n]."""
         episodes = self.env.episodes
         simulation = episodes.simulations[0]
         if self._clones is None or self._window is not simulation:
             self._window = simulation
             self._clones = Clones(episodes, simulation.state, 1 + max(episodes.buffers.mask.shape[1], 1))
-        actions = legal_actions(self.env)
-        end_ps = simulation.end_ps
-        until_ps = end_ps
+        actions, until_ps = legal_actions(self.env), simulation.end_ps
         if self.horizon_s is not None:
-            until_ps = min(end_ps, int(simulation.state.clock.now_ps) + round(self.horizon_s * s.PS_PER_S))
-        return actions, self._clones.play(episodes, actions, until_ps, end_ps)
+            until_ps = min(until_ps, int(simulation.state.clock.now_ps) + round(self.horizon_s * s.PS_PER_S))
+        return actions, self._clones.play(episodes, actions, until_ps, simulation.end_ps)
 
 
 def legal_actions(env: Any) -> np.ndarray:
-    """Returns the base policy's action, then every other legal one, int64[n, parts]; controls
-    change one at a time."""
+    """Returns the base policy's action, then every other legal one, int64[n, parts]; controls change one at a time."""
     controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
     if controls is None:
         legal = np.flatnonzero(mask)
@@ -76,45 +66,30 @@ def legal_actions(env: Any) -> np.ndarray:
     return np.array(moves, np.int64)
 
 
-_OWN = (*b.ROWS, "handles")  # buffers that a clone owns; all others are shared with the episodes
-
-
 class Clones:
-    """Memory for an episode's roll-outs, a copy of the state for each action.
-
-    Args:
-        episodes: whose base policy goes on after the action.
-        state: an episode of this configuration, with the copies' sizes.
-        count: largest number of actions.
-    """
+    """Memory for an episode's roll-outs: copies of `state`, an episode of this configuration, for each of `count`
+    actions at most; the base policy of `episodes` goes on after an action."""
 
     def __init__(self, episodes: Episodes, state: s.State, count: int) -> None:
-        shared = episodes.buffers
+        shared = episodes.buffers  # all but what follows
         rows = {name: np.zeros((count, *getattr(shared, name).shape[1:]), getattr(shared, name).dtype)
-                for name in _OWN}
+                for name in (*b.ROWS, "handles")}
         self.buffers = shared._replace(**rows)
         self._states = [s.copy_state(state) for _ in range(count)]
         self._handles = [s.handle_of(copy) for copy in self._states]
         self.buffers.handles[:] = [handle.address for handle in self._handles]
         self._handle, self._run = b.buffers_handle(self.buffers), address_of(run, RUN_SIGNATURE)
-        changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
-        self._pairs = []
-        for name in changing:
-            self._pairs.append((name, [getattr(copy, name) for copy in self._states]))
+        self._changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
 
     def play(self, episodes: Episodes, actions: np.ndarray, until_ps: int, end_ps: int) -> np.ndarray:
-        """Rolls out each of `actions` (int64[n, parts], the base policy's first) from the first
-        episode's state.
-
-        Returns:
-            float64[n], their scores.
-        """
+        """Rolls out each of `actions` (int64[n, parts], the base policy's first) from the first episode's state;
+        returns their scores, float64[n]."""
         count, simulation = len(actions), episodes.simulations[0]
         assert simulation is not None
-        for name, copies in self._pairs:
+        for name in self._changing:
             source = getattr(simulation.state, name)
-            for copy in copies[:count]:
-                np.copyto(copy, source)
+            for copy in self._states[:count]:
+                np.copyto(getattr(copy, name), source)
         for name in b.ROWS:
             getattr(self.buffers, name)[:count] = getattr(episodes.buffers, name)[0]
         self.buffers.actions[:count] = actions

@@ -1,12 +1,11 @@
 """Players: what takes an environment's decisions, and how one runs on windows.
 
-The protocol `Player` has three classes. `Heuristic` (`agents.evaluation.heuristics`) reads the
-environment itself. `BatchPlayer` decides for a batch of observations, as networks do.
-`FunctionPlayer` calls a user's function. `load_learned` reads a learned policy: a run of `ooco-gym
-train`, or an export.
+The protocol `Player` has three classes. `Heuristic` (`agents.evaluation.heuristics`) reads the environment itself.
+`BatchPlayer` decides for a batch of observations, as networks do. `FunctionPlayer` calls a user's function.
+`load_learned` reads a learned policy: a run of `ooco-gym train`, or an export.
 
-Several windows advance side by side so that one call of a network decides for all. The chunks of
-windows have a fixed size, so that results do not depend on the number of worker processes.
+Several windows advance side by side so that one call of a network decides for all. The chunks of windows have a fixed
+size, so that results do not depend on the number of worker processes.
 """
 
 from __future__ import annotations
@@ -24,15 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from agents.environments import (
-    OBSERVATION_KEYS,
-    Window,
-    decision_names,
-    levels_of,
-    make_env,
-    observed_shapes,
-    vector_env,
-)
+from agents.environments import OBSERVATION_KEYS, Window, decision_names, levels_of, make_env, observed_shapes
 from agents.evaluation.scoring import METRICS
 from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run
 from ooco_gym.cli.sweep import Sweep
@@ -44,17 +35,13 @@ from ooco_gym.own_code import module_of_file
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.runtime import MANIFEST_FILE, Policy
 
-SEEDS = "seed_*"  # folders of the training runs of one group
 Observations = Sequence[Mapping[str, np.ndarray]]
 Act = Callable[[Mapping[str, np.ndarray]], Any]  # a user's function of the observation of one open decision
 _GIVEN: dict[str, Act] = {}  # functions given to `evaluate` in this process, by name
 
 
 class Player(Protocol):
-    """Takes decisions; `name` is its label in tables, `learned` tells policies from rules."""
-
-    name: str
-    learned: bool
+    """Takes decisions."""
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Returns one action for each environment, given the observation of the same index."""
@@ -62,30 +49,21 @@ class Player(Protocol):
 
 
 class BatchPlayer:
-    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a
-    batch."""
+    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch."""
 
-    learned = True
-
-    def __init__(self, name: str, decide: Callable[..., np.ndarray]) -> None:
-        self.name, self._decide = name, decide
+    def __init__(self, decide: Callable[..., np.ndarray]) -> None:
+        self.decide = decide
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Stacks the observations and decides for all of them at once."""
-        parts = []
+        stacked = []
         for key in OBSERVATION_KEYS:
-            parts.append(np.stack([observation[key] for observation in observations]))
-        return self._decide(*parts).tolist()
-
-    def answers(self, *parts: np.ndarray) -> np.ndarray:
-        """Decides for a batch of observations, given as the arrays of `OBSERVATION_KEYS`."""
-        return np.asarray(self._decide(*parts))
+            stacked.append(np.stack([one[key] for one in observations]))
+        return self.decide(*stacked).tolist()
 
 
 class FunctionPlayer:
     """A function of one observation as a player."""
-
-    learned = True
 
     def __init__(self, name: str, act: Act) -> None:
         self.name, self._act = name, act
@@ -118,8 +96,8 @@ class FunctionPlayer:
 
 
 def function_of(name: str) -> Act | None:
-    """Returns the function that a player's name stands for: `my.py:act`, or one given to
-    `evaluate`; None if it is no function. Worker processes find it by path and name.
+    """Returns the function that a player's name stands for: `my.py:act`, or one given to `evaluate`; None if it is no
+    function. Worker processes find it by path and name.
 
     Raises:
         UserError: the file cannot be imported.
@@ -145,29 +123,31 @@ def given(name: str, act: Act) -> Iterator[None]:
 
 # --- Playing windows ------------------------------------------------------------------------------------------------
 def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], side_by_side: int = 8,
-         envs: list[Any] | None = None, told: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
-    """Runs `player` on `windows` and returns one record a window, in the order given.
-
-    A `BatchPlayer` steps environments of this package in one compiled call.
+         envs: list[Any] | None = None, told: Callable[[int, int], None] = lambda done, of: None
+         ) -> list[dict[str, Any]]:
+    """Runs `player` on `windows` and returns one record a window, in the order given: `seed`, `window`, `decisions`,
+    `reward` and the environment's own `summary`. A `BatchPlayer` steps environments of this package in one compiled
+    call.
 
     Args:
         side_by_side: number of windows that advance together.
         envs: environments of the same `config` to use again; the first call fills the list.
-        told: is called with the number of finished windows and of all, at the beginning and after
-            each.
-
-    Returns:
-        Records with `seed`, `window`, `decisions`, `reward` and the environment's own `summary`.
+        told: is called with the number of finished windows and of all, at the beginning and after each.
     """
-    pool, told = (envs if envs is not None else []), told or (lambda done, of: None)
-    count = min(side_by_side, len(windows))
+    pool, count = (envs if envs is not None else []), min(side_by_side, len(windows))
+    natively = type(player) is BatchPlayer and is_ours(config.get("id"))
     told(0, len(windows))
     try:
-        if type(player) is BatchPlayer and is_ours(config.get("id")):
-            if not pool:
-                pool.append(vector_env(config, count, autoreset_mode=AutoresetMode.DISABLED.value, idle=True))
-            return _play_natively(pool[0], player, windows, told)
-        return _play_one_by_one(config, player, windows, count, pool, told)
+        if natively and not pool:
+            pool.append(make_env(config, count, autoreset_mode=AutoresetMode.DISABLED.value, idle=True))
+        while not natively and len(pool) < count:
+            pool.append(make_env(config))
+        records: dict[int, dict[str, Any]] = {}
+        for index, *found in _played_natively(pool[0], player, windows) if natively else (
+                _played_by_one(pool[:count], player, windows)):
+            records[index] = _record(windows[index], *found)
+            told(len(records), len(windows))
+        return [records[index] for index in range(len(windows))]
     finally:
         if envs is None:
             close_all(pool)
@@ -179,19 +159,33 @@ def close_all(envs: list[Any]) -> None:
         envs.pop().close()
 
 
-def _play_natively(envs: Any, player: BatchPlayer, windows: Sequence[Window], told: Callable[[int, int], None]
-                   ) -> list[dict[str, Any]]:
-    """Steps all places of a native vector environment at once; a place whose window is over takes
-    the next one."""
+def _record(window: Window, decisions: int, reward: float, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The record of a finished episode.
+
+    Raises:
+        UserError: the environment's last info lacks what comparisons need.
+    """
+    if summary is None:
+        raise UserError("the environment gives no 'summary' in its last info, so it cannot be evaluated")
+    if missing := [key for key, _ in METRICS.values() if key and key not in summary]:
+        raise UserError(f"the environment's 'summary' lacks {', '.join(missing)}, which comparisons of policies need")
+    return {"seed": window.seed, "window": window.number, "decisions": decisions, "reward": reward, "summary": {
+        key: float(value) for key, value in summary.items() if isinstance(value, (int, float, np.number))}}
+
+
+Finished = tuple[Any, ...]  # a window's index, decisions, reward, summary
+
+
+def _played_natively(envs: Any, player: Any, windows: Sequence[Window]) -> Iterator[Finished]:
+    """Steps all places of a native vector environment at once; a place whose window is over takes the next one."""
     count = envs.num_envs
     waiting = list(range(count, len(windows)))[::-1]
     index = np.arange(count)
-    records: dict[int, dict[str, Any]] = {}
     observation, _ = envs.reset(seed=[one.seed for one in windows[:count]],
                                 options={"window": [one.number for one in windows[:count]]})
     rewards, decisions, playing = np.zeros(count), np.zeros(count, int), np.ones(count, bool)
     while playing.any():
-        actions = player.answers(*(observation[key] for key in OBSERVATION_KEYS))
+        actions = np.asarray(player.decide(*(observation[key] for key in OBSERVATION_KEYS)))
         observation, reward, terminated, truncated, infos = envs.step(actions)
         over = terminated | truncated
         rewards += reward
@@ -199,11 +193,8 @@ def _play_natively(envs: Any, player: BatchPlayer, windows: Sequence[Window], to
         if not over.any():
             continue
         for i in np.flatnonzero(over):
-            window = windows[index[i]]
-            summary = {key: float(values[i]) for key, values in infos["summary"].items() if not key.startswith("_")}
-            records[int(index[i])] = {"seed": window.seed, "window": window.number, "decisions": int(decisions[i]),
-                                      "reward": float(rewards[i]), "summary": summary}
-            told(len(records), len(windows))
+            summary = {key: values[i] for key, values in infos["summary"].items() if not key.startswith("_")}
+            yield int(index[i]), int(decisions[i]), float(rewards[i]), summary
         playing &= ~over
         again = np.flatnonzero(over)[: len(waiting)]
         if len(again):
@@ -212,63 +203,37 @@ def _play_natively(envs: Any, player: BatchPlayer, windows: Sequence[Window], to
             chosen = [windows[i] for i in index]
             observation, _ = envs.reset(seed=[one.seed for one in chosen], options={
                 "window": [one.number for one in chosen], "reset_mask": np.isin(np.arange(count), again)})
-    return [records[i] for i in range(len(windows))]
 
 
-def _play_one_by_one(config: Mapping[str, Any], player: Player, windows: Sequence[Window], side_by_side: int,
-                     pool: list[Any], told: Callable[[int, int], None]) -> list[dict[str, Any]]:
-    while len(pool) < side_by_side:
-        pool.append(make_env(config))
-    records: dict[int, dict[str, Any]] = {}
-    waiting = list(enumerate(windows))[::-1]
-    active: list[_Episode] = []
-    free = pool[:side_by_side]
+def _played_by_one(free: list[Any], player: Player, windows: Sequence[Window]) -> Iterator[Finished]:
+    """Steps each environment by itself; a player acts in all that are under way."""
+    waiting, active = list(enumerate(windows))[::-1], list[_Episode]()
     while waiting or active:
         while waiting and free:
-            index, window = waiting.pop()
-            active.append(_Episode(free.pop(), index, window))
-        actions = player.act([episode.env for episode in active], [episode.observation for episode in active])
+            active.append(_Episode(free.pop(), *waiting.pop()))
+        actions = player.act([one.env for one in active], [one.observation for one in active])
         for episode, action in zip(active, actions, strict=True):
             if episode.step(action):
-                records[episode.index] = episode.record()
-                told(len(records), len(windows))
+                yield episode.index, episode.decisions, episode.reward, episode.info.get("summary")
                 free.append(episode.env)
-        active = [episode for episode in active if not episode.done]
-    return [records[index] for index in range(len(windows))]
+        active = [one for one in active if one.env not in free]
 
 
 class _Episode:
     """One window under way in one environment."""
 
     def __init__(self, env: gym.Env, index: int, window: Window) -> None:
-        self.env, self.index, self.window = env, index, window
-        self.observation, _ = env.reset(seed=window.seed, options={"window": window.number})
+        self.env, self.index, self.reward, self.decisions = env, index, 0.0, 0
+        self.observation, self.info = env.reset(seed=window.seed, options={"window": window.number})
         drawn = np.random.SeedSequence([abs(window.seed), window.number]).generate_state(1)  # seeds random actions
         env.action_space.seed(int(drawn[0]))
-        self.reward, self.decisions, self.done = 0.0, 0, False
-        self.summary: Mapping[str, Any] = {}
 
     def step(self, action: Any) -> bool:
         """Takes one action; returns True at the end of the episode."""
-        self.observation, reward, terminated, truncated, info = self.env.step(action)
+        self.observation, reward, terminated, truncated, self.info = self.env.step(action)
         self.reward += finite("the environment's reward", reward)
         self.decisions += 1
-        self.done = bool(terminated or truncated)
-        if self.done:
-            if "summary" not in info:
-                raise UserError("the environment gives no 'summary' in its last info, so it cannot be evaluated")
-            self.summary = info["summary"]
-            if missing := [key for key, _ in METRICS.values() if key and key not in self.summary]:
-                raise UserError(f"the environment's 'summary' lacks {', '.join(missing)}, which comparisons of "
-                                "policies need")
-        return self.done
-
-    def record(self) -> dict[str, Any]:
-        """The metrics of the finished episode."""
-        summary = {key: float(value) for key, value in self.summary.items()
-                   if isinstance(value, (int, float, np.number))}
-        return {"seed": self.window.seed, "window": self.window.number, "decisions": self.decisions,
-                "reward": self.reward, "summary": summary}
+        return bool(terminated or truncated)
 
 
 # --- Learned policies -----------------------------------------------------------------------------------------------
@@ -302,13 +267,11 @@ def load_learned(folder: str) -> LearnedPolicy:
         if policy.kind != "candidates":
             raise UserError(f"'{folder}' sets parameters of the rule '{policy.rule}' and takes no actions in an "
                             "environment; simulate that policy with it")
-        inputs = policy.manifest["inputs"]
-        return LearnedPolicy(
-            policy.decide_unchecked, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS},
-            tuple(policy.decisions), environment_of(folder))
+        shapes = {key: tuple(policy.manifest["inputs"][key]["shape"]) for key in OBSERVATION_KEYS}
+        return LearnedPolicy(policy.decide_unchecked, shapes, tuple(policy.decisions), environment_of(folder))
     run = load_run(folder)
-    shapes = observed_shapes(run.space, run.actor.levels)
-    return LearnedPolicy(run.decide_batch, shapes, run.decisions, dict(run.config["env"]))
+    return LearnedPolicy(run.decide_batch, observed_shapes(run.space, run.actor.levels), run.decisions,
+                         dict(run.config["env"]))
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:
@@ -332,19 +295,16 @@ def check_fit(label: str, folder: str, env: Any) -> None:
 
 # --- Their folders --------------------------------------------------------------------------------------------------
 def runs_of(folder: str | Path) -> dict[str, str]:
-    """Maps run names to folders: the `seed_*` runs in `folder`, sorted by number; if `folder` is
-    itself a run, or has none, just `folder`."""
+    """Maps run names to folders: the `seed_*` runs in `folder`, sorted by number; if `folder` is itself a run, or has
+    none, just `folder`."""
     path = Path(folder)
-    found = [one for one in path.glob(SEEDS) if is_policy(one)]
-    if is_policy(path) or not found:
-        return {path.name: str(path)}
-    return {one.name: str(one) for one in sorted(found, key=lambda one: (len(one.name), one.name))}
+    found = sorted(filter(_is_policy, path.glob("seed_*")), key=lambda one: (len(one.name), one.name))
+    return {one.name: str(one) for one in ([path] if _is_policy(path) or not found else found)}
 
 
 def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
-    """Maps labels to policies (run name → folder) of a training sweep's folder.
-
-    Points that differ only in the seed are runs of one policy.
+    """Maps labels to policies (run name → folder) of a training sweep's folder; points that differ only in the seed
+    are runs of one policy.
 
     Raises:
         UserError: the sweep is of another command, no point has ended well, or its table is
@@ -364,7 +324,7 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def is_policy(folder: Path) -> bool:
+def _is_policy(folder: Path) -> bool:
     """Whether a folder holds one policy: a run, or an export."""
     return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE))
 
@@ -375,21 +335,19 @@ def environment_of(folder: str | Path) -> dict[str, Any]:
 
 
 def start_of(folder: str | Path) -> str | None:
-    """Describes the teacher or the untrained network that a policy still equals; None if it has
-    learned something."""
+    """Describes the teacher or the untrained network that a policy still equals; None if it has learned something."""
     config, timesteps = _training_of(folder)
     imitated = _part(_part(config, "agent"), "imitate").get("rule")
     return None if timesteps != 0 else f"a copy of {imitated}" if imitated else "an untrained network"
 
 
 def _training_of(folder: str | Path) -> tuple[dict[str, Any], int | None]:
-    """The configuration of a policy's training, and the decisions after which it was saved (None:
-    unknown)."""
-    manifest, *files = (Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, SUMMARY_FILE))
-    if manifest.is_file():
-        training = _part(read_mapping(manifest), "training")
+    """The configuration of a policy's training, and the decisions after which it was saved (None: unknown)."""
+    paths = [Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, SUMMARY_FILE)]
+    manifest, config, summary = (read_mapping(path) if path.is_file() else {} for path in paths)
+    if manifest:
+        training = _part(manifest, "training")
         return _part(training, "config"), training.get("timesteps")
-    config, summary = (read_mapping(path) if path.is_file() else {} for path in files)
     return config, _part(summary, "best").get("timesteps")
 
 

@@ -1,9 +1,8 @@
 """Turns records of windows into means, intervals, feasibility, aggregates and paired differences.
 
-Every policy runs on the same windows, so differences are taken window by window. A policy may be
-several training runs: intervals then resample runs and windows (`ooco_gym.metrics.crossed`). A
-policy is feasible only if the upper 95 % limit of its violation rate is at most the limit. Only
-feasible policies are ranked (docs/evaluation.md).
+Every policy runs on the same windows, so differences are taken window by window. A policy may be several training
+runs: intervals then resample runs and windows (`ooco_gym.metrics.crossed`). A policy is feasible only if the upper
+95 % limit of its violation rate is at most the limit. Only feasible policies are ranked (docs/evaluation.md).
 """
 
 from __future__ import annotations
@@ -15,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import finite
-from ooco_gym.metrics.crossed import (
-    Estimate,
-    estimate,
-    iqm,
-    probability_of_improvement,
-)
+from ooco_gym.metrics.crossed import estimate, iqm, probability_of_improvement
 from ooco_gym.metrics.crossed import mean as whole_mean
 from ooco_gym.metrics.statistics import ADVISED_SEEDS, apart
 from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
@@ -34,125 +28,111 @@ METRICS: dict[str, tuple[str | None, bool]] = {
     "violation_rate": ("violation_rate", False),
     "wasted_tokens_per_s": ("wasted_tokens_per_s", False),
 }
-HEADLINE = "offline_reference_gpu_s_per_s"
+HEADLINE, LATE = "offline_reference_gpu_s_per_s", "violation_rate"
 _SERVICE = (HEADLINE, "offline_output_tokens_per_s")
+Interval = tuple[Any, Any, Any]  # mean, low, high; None: without interval
 Records = Sequence[Mapping[str, Any]]
 
 
-def values(records: Records, metric: str) -> np.ndarray:
-    """Returns the metric of each window, in the records' order."""
-    key = METRICS[metric][0]
-    said = [(one, one["reward"] if key is None else one["summary"].get(key)) for one in records]
-    return np.array([finite(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}", value)
-                     for one, value in said])
-
-
-def grid(records: Records, metric: str) -> np.ndarray:
-    """Returns the metric as (runs, windows): one row for each training run (`run` of a record); a
-    heuristic has one.
-
-    Raises:
-        ValueError: the runs do not have the same windows in the same order.
-    """
-    figures: dict[Any, list[float]] = {}
-    games: dict[Any, list[tuple[int, int]]] = {}
-    for value, record in zip(values(records, metric), records, strict=True):
-        figures.setdefault(record.get("run"), []).append(float(value))
-        games.setdefault(record.get("run"), []).append((record["seed"], record["window"]))
-    if any(played != next(iter(games.values())) for played in games.values()):
-        raise ValueError("runs of one policy must cover the same windows in the same order")
-    return np.array(list(figures.values()))
-
-
-def without_online(records: Records) -> bool:
-    """Whether no online request arrived in any record, so that there is no violation rate."""
-    return all(record["summary"].get("online_arrived") == 0 for record in records)
-
-
-def mean_interval(figures: np.ndarray) -> tuple[float, float | None, float | None]:
-    """Mean and 95 % bootstrap interval of values (runs, windows); None for limits that one window
-    cannot give."""
-    return numbers(estimate(figures))
-
-
-def numbers(found: Estimate) -> tuple[float, float | None, float | None]:
-    """An estimate, with None for limits that it lacks."""
+def interval_of(figures: np.ndarray, *how: Any) -> Interval:
+    """Mean (or another statistic, by `how` of `crossed.estimate`) and 95 % bootstrap interval of values (runs,
+    windows); None for limits that one window cannot give."""
+    found = estimate(figures, *how)
     return found.value, None if np.isnan(found.low) else found.low, None if np.isnan(found.high) else found.high
 
 
 def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, float]:
-    """The key by which policies are chosen (largest first). Policies within the violation budget
-    come first, by their gain, then the others, by fewest violations.
-
-    Args:
-        violations: share of online requests that violate, as mean or upper limit.
-        gain: reward, or service.
-    """
+    """The key by which policies are chosen (largest first): those within the violation budget come first, by their gain
+    (reward, or service), then the others, by fewest violations (a share, as mean or upper limit)."""
     feasible = violations <= limit
     return feasible, gain if feasible else -violations
 
 
-def upper_violation_limit(records: Records, highest: float | None = None) -> float | None:
-    """Upper 95 % limit of the violation rate; None for fewer than two windows, or if no online
-    request arrived.
+def upper_violation_limit(rates: np.ndarray, violated: Any = None, arrived: Any = None) -> float | None:
+    """Upper 95 % limit of violation rates (runs, windows); None for a single window, or if no online request arrived.
 
-    The bootstrap over windows cannot see rates that never occurred. If the records count requests,
-    the exact binomial limit of the pooled counts (Clopper-Pearson) is taken too, and the larger one
-    is returned. The runs of one policy meet the same requests, which count once.
-
-    Args:
-        highest: upper end of the rate's bootstrap interval, if known.
+    The bootstrap over windows cannot see rates that never occurred. With the numbers of requests of all records, the
+    exact binomial limit of the pooled counts (Clopper-Pearson) is taken too, and the larger one is returned. The runs
+    of one policy meet the same requests, which count once.
     """
-    if without_online(records):
+    if arrived is not None and not np.any(arrived):
         return None
-    limit = mean_interval(grid(records, "violation_rate"))[2] if highest is None else highest
-    counts = [(r["summary"].get("online_violated"), r["summary"].get("online_arrived")) for r in records]
-    if limit is None or any(violated is None or arrived is None for violated, arrived in counts):
+    limit = interval_of(rates)[2]
+    if limit is None or violated is None or arrived is None:
         return limit
     from scipy.stats import binomtest
 
-    runs = len({record.get("run") for record in records})
-    violated, arrived = (sum(column) / runs for column in zip(*counts, strict=True))
-    exact = binomtest(math.ceil(violated), math.floor(arrived)).proportion_ci(CONFIDENCE, method="exact")
-    return max(limit, float(exact.high))
+    counts = (math.ceil(np.sum(violated) / len(rates)), math.floor(np.sum(arrived) / len(rates)))
+    return max(limit, float(binomtest(*counts).proportion_ci(CONFIDENCE, method="exact").high))
+
+
+class Windows:
+    """The records of one policy as arrays: `figures` of each metric, float64[runs, windows] (several training runs,
+    `run` of a record, have the same windows in the same order), their intervals, and `limit` of violations."""
+
+    def __init__(self, records: Records) -> None:
+        runs = len({one.get("run") for one in records})
+        self.seeds = len({one["seed"] for one in records})
+        self.figures = {}
+        for metric, (key, _) in METRICS.items():
+            values = [finite(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}",
+                             one["reward"] if key is None else one["summary"].get(key)) for one in records]
+            self.figures[metric] = np.array(values).reshape(runs, -1)
+        violated = [one["summary"].get("online_violated") for one in records]
+        arrived = [one["summary"].get("online_arrived") for one in records]
+        self.limit = upper_violation_limit(self.figures[LATE], None if None in violated else violated,
+                                           None if None in arrived else arrived)
+        self.idle = None not in arrived and not any(arrived)
+
+    def interval(self, metric: str, other: Windows | None = None) -> Interval:
+        """The interval of a metric, or of its paired difference to another policy's; there is no violation rate
+        without online requests."""
+        if metric == LATE and self.idle:
+            return None, None, None
+        return interval_of(self.figures[metric] if other is None else self.figures[metric] - other.figures[metric])
 
 
 def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) -> dict[str, Any]:
-    """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank,
-    aggregates of service relative to the reference's mean), `paired`.
+    """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank, aggregates of
+    service relative to the reference's mean), `paired`.
 
     Args:
-        played: records of the same windows for each policy; several training runs have each window
-            once a run.
+        played: records of the same windows for each policy; several training runs have each window once a run.
         env: the environment's name, repeated in each row.
         learned: whether a policy is learned; the best of the others is the reference of `paired`.
     """
-    results = [_row(policy, env, metric, records) for policy, records in played.items() for metric in METRICS]
-    highest = {row["policy"]: row["ci_high"] for row in results if row["metric"] == "violation_rate"}
-    limits = {policy: upper_violation_limit(records, highest[policy]) for policy, records in played.items()}
-    feasible = {policy: limit is not None and limit <= VIOLATION_LIMIT for policy, limit in limits.items()}
-    ranked = [policy for policy in played if feasible[policy]]
-    heuristics = {policy: records for policy, records in played.items() if not learned[policy]}
-    reference = best_heuristic(heuristics, limits)
-    shares = {policy: grid(records, HEADLINE) for policy, records in played.items()}
-    mean = float(shares[reference].mean()) if reference is not None else 0.0
+    found = {policy: Windows(records) for policy, records in played.items()}
+    feasible = {policy: one.limit is not None and one.limit <= VIOLATION_LIMIT for policy, one in found.items()}
+    reference = best_heuristic({policy: one for policy, one in found.items() if not learned[policy]})
+    shares = {policy: one.figures[HEADLINE] for policy, one in found.items()}
+    mean = 0.0 if reference is None else float(shares[reference].mean())
     if mean:
         shares = {policy: figures / mean for policy, figures in shares.items()}
-    policies = []
-    for policy in played:
-        better = [other for other in ranked if _ahead(shares[other], shares[policy])]
+    results, policies, paired = [], [], []
+    for policy, one in found.items():
+        runs, windows = one.figures[HEADLINE].shape
+        better = [other for other in played if feasible[other] and _ahead(shares[other], shares[policy])]
+        versus = None if reference == policy else reference
         policies.append({
-            "policy": policy, "learned": learned[policy], "runs": len(shares[policy]),
-            "violation_upper_limit": limits[policy], "feasible": feasible[policy],
-            "rank": 1 + len(better) if policy in ranked else None,
-            **_aggregates(shares[policy], shares.get(reference or ""))})
-    paired = [] if reference is None else [
-        _difference(policy, reference, metric, played, feasible[policy] and feasible[reference])
-        for policy in played if policy != reference for metric in METRICS
-    ]
+            "policy": policy, "learned": learned[policy], "runs": runs, "violation_upper_limit": one.limit,
+            "feasible": feasible[policy], "rank": 1 + len(better) if feasible[policy] else None,
+            "iqm": _named(interval_of(shares[policy], iqm)), "probability_of_improvement": None if versus is None else
+            _named(interval_of(shares[policy], probability_of_improvement, [shares[versus]]))})
+        for metric in METRICS:
+            results.append({"policy": policy, "env": env, "metric": metric, **_named(one.interval(metric), "mean"),
+                            "n_runs": runs, "n_seeds": one.seeds, "n_windows": windows})
+            if versus is not None:
+                between = one.interval(metric, found[versus])
+                paired.append({"policy": policy, "reference": versus, "metric": metric,
+                               **_named(between, "mean_difference"), "n_windows": windows,
+                               "verdict": _verdict(metric, between, windows, feasible[policy] and feasible[versus])})
     return {"results": results, "policies": policies, "reference": reference, "paired": paired,
             "violation_limit": VIOLATION_LIMIT, "confidence": CONFIDENCE,
             "normalised_by": f"mean of {reference}" if mean else "1"}
+
+
+def _named(interval: Interval, value: str = "value") -> dict[str, float | None]:
+    return dict(zip((value, "ci_low", "ci_high"), interval, strict=True))
 
 
 def _ahead(one: np.ndarray, other: np.ndarray) -> bool:
@@ -161,63 +141,32 @@ def _ahead(one: np.ndarray, other: np.ndarray) -> bool:
     return found.value > 0.0 and apart(found, float(one.mean()))
 
 
-def best_heuristic(played: Mapping[str, Records], limits: Mapping[str, float | None]) -> str | None:
-    """Returns the feasible policy with the most offline service. Without one, policies within the
-    limit on average come first, then the fewest violations. None if `played` is empty.
-
-    Args:
-        limits: upper limits of the violation rates.
-    """
-
+def best_heuristic(found: Mapping[str, Windows]) -> str | None:
+    """Returns the feasible policy with the most offline service. Without one, policies within the limit on average come
+    first, then the fewest violations. None if there is no policy."""
     def order(policy: str) -> tuple[bool, bool, float]:
-        rate, service = (float(values(played[policy], metric).mean()) for metric in ("violation_rate", HEADLINE))
-        upper = limits[policy]
-        feasible = upper is not None and upper <= VIOLATION_LIMIT
-        return feasible, *feasible_first(rate, service, VIOLATION_LIMIT)
+        rate, service = (float(found[policy].figures[metric].mean()) for metric in (LATE, HEADLINE))
+        upper = found[policy].limit
+        return upper is not None and upper <= VIOLATION_LIMIT, *feasible_first(rate, service, VIOLATION_LIMIT)
 
-    return max(played, key=order, default=None)
-
-
-def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]:
-    figures = grid(records, metric)
-    mean, low, high = mean_interval(figures)
-    if metric == "violation_rate" and without_online(records):
-        mean = low = high = None
-    return {"policy": policy, "env": env, "metric": metric, "mean": mean, "ci_low": low, "ci_high": high,
-            "n_runs": figures.shape[0], "n_seeds": len({record["seed"] for record in records}),
-            "n_windows": figures.shape[1]}
+    return max(found, key=order, default=None)
 
 
-def _aggregates(mine: np.ndarray, reference: np.ndarray | None) -> dict[str, Any]:
-    """Interquartile mean, and the probability of more service than the reference."""
-    found = {"iqm": estimate(mine, iqm), "probability_of_improvement": None if reference is None or reference is mine
-             else estimate(mine, probability_of_improvement, [reference])}
-    keys = ("value", "ci_low", "ci_high")
-    return {name: None if one is None else dict(zip(keys, numbers(one), strict=True)) for name, one in found.items()}
-
-
-def _difference(
-    policy: str, reference: str, metric: str, played: Mapping[str, Records], both_feasible: bool
-) -> dict[str, Any]:
-    """Paired difference policy − reference with its interval, and the verdict that they allow."""
-    figures = grid(played[policy], metric) - grid(played[reference], metric)
-    mean, low, high = mean_interval(figures)
-    if metric == "violation_rate" and without_online(played[policy]):
-        mean = low = high = None
-    windows, verdict = figures.shape[1], "no difference shown"
+def _verdict(metric: str, between: Interval, windows: int, both_feasible: bool) -> str:
+    """What the interval of a paired difference allows to say."""
     if metric in _SERVICE and not both_feasible:
-        verdict = "not ranked"  # more service with too many violations is no improvement
-    elif windows < ADVISED_SEEDS:  # a bootstrap interval would miss the mean more than one time in twenty
-        verdict = f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
-    elif low is not None and high is not None and (low > 0.0 or high < 0.0):
-        verdict = "better" if (low > 0.0) == METRICS[metric][1] else "worse"
-    return {"policy": policy, "reference": reference, "metric": metric, "mean_difference": mean, "ci_low": low,
-            "ci_high": high, "n_windows": windows, "verdict": verdict}
+        return "not ranked"  # more service with too many violations is no improvement
+    if windows < ADVISED_SEEDS:  # a bootstrap interval would miss the mean more than one time in twenty
+        return f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
+    _, low, high = between
+    if low is None or high is None or low <= 0.0 <= high:
+        return "no difference shown"
+    return "better" if (low > 0.0) == METRICS[metric][1] else "worse"
 
 
 def budget_words(suite: Mapping[str, Any]) -> list[str]:
     """Says in a sentence for each policy, learned ones first, whether it keeps the violation budget."""
-    means = {row["policy"]: row["mean"] for row in suite["results"] if row["metric"] == "violation_rate"}
+    means = {row["policy"]: row["mean"] for row in suite["results"] if row["metric"] == LATE}
     limit, said = suite["violation_limit"], []
     for entry in sorted(suite["policies"], key=lambda entry: not entry["learned"]):
         name, upper, mean = entry["policy"], entry["violation_upper_limit"], means[entry["policy"]]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.search.optimisers import CMA
-from agents.settings import MOST, check_numbers, number, positive, positive_or_null, whole
+from agents.settings import MOST, check_numbers, number, positive, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
 Settings = Mapping[str, Any]
@@ -43,7 +43,7 @@ def check_agent(agent: Settings) -> None:
         if decisions > MOST["n_steps"]:
             raise UserError(f"agent.n_steps={agent['n_steps']} of agent.n_envs={agent['n_envs']} give {decisions:,} "
                             f"decisions an update; expected at most {MOST['n_steps']:,}")
-    positive_or_null(agent, "target_kl", "no early stop of an update", name="agent.target_kl")
+    positive(agent, "target_kl", "agent.target_kl", null="no early stop of an update")
     for key, value in discounts_of(agent).items():
         if not is_number(value) or not 0.0 < value <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {value}")

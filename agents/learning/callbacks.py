@@ -323,7 +323,7 @@ class Validation(_Periodic):
                 raise Stop
             return actor.answer(*parts)[0]
 
-        return play(self._config, BatchPlayer("training", decide), self._games, envs=self._envs,
+        return play(self._config, BatchPlayer(decide), self._games, envs=self._envs,
                     told=lambda done, of: self._progress.text(f"validating {done}/{of}"))
 
     def _rank(self, entry: Mapping[str, float]) -> tuple[bool, float]:

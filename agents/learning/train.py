@@ -12,9 +12,9 @@ from agents.environments import SPLITS, split_seeds
 from agents.learning import resuming
 from agents.learning.algorithms import check_agent
 from agents.policies.runs import POLICY_FILE
-from agents.search.command import run as run_search
+from agents.search.command import search, show
 from agents.search.optimisers import is_search
-from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
+from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -38,7 +38,9 @@ def main(cfg: Any) -> dict[str, Any]:
     else:
         resuming.check_free(config)
     if is_search(group(config, "agent")):
-        return run_search(config, resumed, _tracked_search(config))
+        summary = search(config, resumed, _tracked_search(config))
+        show(summary, Path(config["out"]))
+        return summary
     _check(config)
     require("train")
     from agents.learning.training import learn  # with torch
@@ -67,16 +69,16 @@ def _check(config: Mapping[str, Any]) -> None:
     whole(config, "total_timesteps", 1)
     whole(config, "seed", 0, most=LARGEST_SEED)
     whole(config, "threads", 1)
-    positive_or_null(config, "max_wall_s", "no limit")
-    positive_or_null(config, "window_s", "the environment's own")
+    positive(config, "max_wall_s", null="no limit")
+    positive(config, "window_s", null="the environment's own")
     validation = plain(config.get("validation") or {})
     if validation.get("windows"):
         check_numbers(validation, "validation", {"windows": 1, "every_steps": 1})
         number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
-        positive_or_null(validation, "window_s", "the environment's own", "validation.window_s")
+        positive(validation, "window_s", "validation.window_s", null="the environment's own")
     if config.get("checkpoint_every_steps"):
         whole(config, "checkpoint_every_steps", 0)
-    positive_or_null(config, "checkpoint_every_s", "no time limit")
+    positive(config, "checkpoint_every_s", null="no time limit")
     for split in SPLITS[:2]:
         split_seeds(group(config, "env"), split)
 

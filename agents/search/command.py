@@ -13,50 +13,26 @@ from typing import Any
 import yaml
 
 from agents.environments import make_env
-from agents.policies.runs import CONFIG_FILE, clear
-from agents.search import checkpoints
+from agents.policies.runs import CONFIG_FILE, SEARCHED_FILE, clear
 from agents.search.episodes import Search
 from agents.search.judging import SCORES, format_score
-from agents.settings import (
-    LARGEST_SEED,
-    check_numbers,
-    group,
-    number,
-    plain,
-    positive,
-    positive_or_null,
-    require,
-    whole,
-)
+from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy, spelling_of
 from ooco_gym.resources import load_yaml
 
 
-def run(config: dict[str, Any], resumed: bool, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
-    """`ooco-gym train agent=cma`: searches, shows and returns the result; errors are as for
-    `search`."""
-    report = search(config, resumed, tracked)
-    show(report, Path(config["out"]))
-    return report
-
-
 def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
-    """Runs a search with a configuration like `conf/train.yaml`, and returns the summary.
-
-    Args:
-        resumed: continues the search in `config["out"]`.
-        tracked: makes a further tracker from the folder and the number of candidates so far.
+    """Runs a search with a configuration like `conf/train.yaml`, and returns the summary; `resumed` continues that in
+    `config["out"]`, `tracked` makes a further tracker from the folder and the number of candidates so far.
 
     Raises:
         UserError: a value is out of range, or a policy has nothing to search or cannot run here.
     """
-    started = time.monotonic()
+    started, out = time.monotonic(), Path(config["out"])
     agent = checked(config)
     require("search")
-    out = Path(config["out"])
-    out.mkdir(parents=True, exist_ok=True)
     found = Search({**config, "agent": agent}, out, resumed, started)
     if not resumed:
         if config.get("overwrite"):
@@ -65,7 +41,7 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     logger = None if tracked is None else tracked(out, found.memory.candidates if resumed else None)
     try:
-        found.run(None if logger is None else partial(_log, logger))
+        found.run(partial(_log, logger))
     except UserError:
         if not resumed and not found.memory.generation:
             clear(out)  # refused before it began: no run for others to spare
@@ -77,8 +53,7 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
 
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the agent's settings, with defaults from conf/agent/cma.yaml, after checking a user's
-    values."""
+    """Returns the agent's settings, with defaults from conf/agent/cma.yaml, after checking a user's values."""
     usual, given = load_yaml("agent", "cma"), plain(config["agent"])
     agent = {**usual, **given}
     for key in ("halving", "validation"):
@@ -86,19 +61,19 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"agent.{key}={agent[key]!r} must be a mapping of {', '.join(usual[key])}")
         agent[key] = {**usual[key], **agent[key]}
     whole(config, "seed", 0, most=LARGEST_SEED)
-    positive_or_null(config, "max_wall_s", "no limit")
-    positive_or_null(config, "window_s", "the environment's own")
-    config["env"] = group(config, "env")
-    validation = config["validation"] = plain(config.get("validation") or {})
-    number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
-    _check_agent(agent)
+    positive(config, "max_wall_s", null="no limit")
+    positive(config, "window_s", null="the environment's own")
+    config["env"], config["validation"] = group(config, "env"), plain(config.get("validation") or {})
+    number(config["validation"], "violation_limit", most=1.0, name="validation.violation_limit")
+    _check_numbers(agent)
+    if agent["score"] not in SCORES:
+        raise unknown("agent.score", agent["score"], SCORES)
     _check_conditions(agent)
     if agent["generations"] is None and config.get("max_wall_s") is None:
         raise UserError("agent.generations=null sets no limit; give max_wall_s")
     if agent["policy"] is None:
         with closing(make_env(config["env"])) as env:
-            inside: Any = env.unwrapped
-            base_policy = inside.config.base_policy
+            base_policy = env.unwrapped.config.base_policy
         agent["policy"] = base_policy if isinstance(base_policy, str) else spelling_of(base_policy)
     for key in ("policy", "reference"):
         if agent[key] is not None:
@@ -106,20 +81,28 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     return agent
 
 
-def _check_agent(agent: Mapping[str, Any]) -> None:
-    """Checks the numbers of the agent, and the name of its score."""
-    check_numbers(agent, "agent", {"restarts": 0, "windows": 2}, positives=("sigma", "weight_scale"))
-    for key, least in (("generations", 1), ("threads", 1), ("population", 4)):
-        if agent[key] is not None:
-            whole(agent, key, least, name=f"agent.{key}")
+def _check_conditions(agent: Mapping[str, Any]) -> None:
+    """Checks the conditions of the windows."""
+    if (listed := agent["conditions"]) is None:
+        return
+    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
+        raise UserError(f"agent.conditions={listed!r} must be a list of changes of the scenario, such as "
+                        "[{workload: ooc, load: 0.9}], or null for the environment's own")
+    if agent["windows"] % len(listed):
+        raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, "
+                        "which get equally many windows")
+
+
+def _check_numbers(agent: Mapping[str, Any]) -> None:
+    """Checks the numbers of the agent."""
+    wholes = {"restarts": 0, "windows": 2, **{key: least for key, least in (
+        ("generations", 1), ("threads", 1), ("population", 4)) if agent[key] is not None}}
+    check_numbers(agent, "agent", wholes, numbers=["warmup_s"] * (agent["warmup_s"] is not None),
+                  positives=("sigma", "weight_scale", "training_limit"))
     number(agent, "spread", 1.0, name="agent.spread")
-    if agent["warmup_s"] is not None:
-        number(agent, "warmup_s", name="agent.warmup_s")
-    if not positive(agent, "training_limit", name="agent.training_limit") <= 1.0:
+    if agent["training_limit"] > 1.0:
         raise UserError(f"agent.training_limit={agent['training_limit']} must be a share of "
                         "validation.violation_limit, above 0 and at most 1")
-    if agent["score"] not in SCORES:
-        raise unknown("agent.score", agent["score"], SCORES)
     check_numbers(agent["halving"], "agent.halving", {"first": 1})
     keep = agent["halving"]["keep"]
     if not is_number(keep) or not (0.1 <= keep <= 0.9 or keep == 1.0):
@@ -128,22 +111,11 @@ def _check_agent(agent: Mapping[str, Any]) -> None:
     check_numbers(agent["validation"], "agent.validation", {"windows": 2, "every": 1, "patience": 1})
 
 
-def _check_conditions(agent: Mapping[str, Any]) -> None:
-    """Checks the conditions (changes of the scenario), which have equally many windows."""
-    listed = agent["conditions"]
-    if listed is None:
-        return
-    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
-        raise UserError(f"agent.conditions={listed!r} must be a list of changes of the scenario, such as "
-                        "[{workload: ooc, load: 0.9}], or null for the environment's own")
-    if agent["windows"] % len(listed):
-        raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, which "
-                        "get equally many windows")
-
-
 def _log(logger: Any, search: Search) -> None:
-    """Sends the table's last row to a training logger, with the number of candidates as x-axis."""
+    """Sends the table's last row to a training logger, if there is one, with the number of candidates as x-axis."""
     memory = search.memory
+    if logger is None:
+        return
     for key, value in memory.rows[-1].items():
         logger.record(f"search/{key}", float(value))
     if "validation_best_score" in memory.rows[-1] and memory.judged is not None:
@@ -168,8 +140,7 @@ def _summary(search: Search, resumed: bool, started: float) -> dict[str, Any]:
     simulated_s = search.training.population.simulated_s + search.validation.population.simulated_s
     return {
         "command": "train", "agent": agent["name"], "env": config["env"]["id"], "seed": search.seed,
-        "policy": checkpoints.POLICY_FILE, "searched": agent["policy"],
-        "reference": agent["reference"] or agent["policy"],
+        "policy": SEARCHED_FILE, "searched": agent["policy"], "reference": agent["reference"] or agent["policy"],
         "changed": bool(memory.best.any()), "numbers": search.numbers,
         "parameters": {one.name: values[one.name] for one in search.space.ranges},
         "not_searched": dict(search.space.left), "conditions": search.names,
@@ -195,8 +166,7 @@ def show(report: Mapping[str, Any], out: Path) -> None:
     for split in ("training", "validation"):
         ships, mine = report["as_it_ships"][split], report["kept"][split]
         low, high = (mine[end] is not None and format_score(kind, mine[end]) for end in ("low", "high"))
-        ends = f" [{low}, {high}]" if low else ""
-        print(f"{split}: {format_score(kind, mine['score'], reference)}{ends}, default "
+        print(f"{split}: {format_score(kind, mine['score'], reference)}{f' [{low}, {high}]' if low else ''}, default "
               f"{format_score(kind, ships['score'])}; offline service {mine['service']:.4g} and {ships['service']:.4g} "
               f"reference GPU-s/s; violations {mine['violation_rate']:.2%} and {ships['violation_rate']:.2%}, upper "
               f"limits {mine['violation_upper_limit']:.2%} and {ships['violation_upper_limit']:.2%}")
@@ -204,4 +174,4 @@ def show(report: Mapping[str, Any], out: Path) -> None:
         print("nothing better was found: the default parameters are kept")
     if report["stopped_by"] in ("interrupt", "max_wall_s"):
         print(f"resume={out} continues the search")
-    print(f"policy: {out / checkpoints.POLICY_FILE}")
+    print(f"policy: {out / SEARCHED_FILE}")

@@ -1,4 +1,5 @@
-"""CMA-ES (Hansen 2016, arXiv 1604.00772) of the package `cmaes`, made exactly resumable."""
+"""CMA-ES (Hansen 2016, arXiv 1604.00772) of the package `cmaes`, in a loop of our own: a search that is resumed must
+equal one that never stopped, to the bit."""
 
 from __future__ import annotations
 
@@ -11,17 +12,16 @@ import numpy as np
 CMA = "cma"  # `agent.name`
 
 
+def is_search(agent: Mapping[str, Any]) -> bool:
+    """Whether an agent's configuration asks for a search over whole episodes."""
+    return agent.get("name") == CMA
+
+
 class Cma:
     """Repeats `ask` for candidates and `tell` with their values, of which only the rank counts.
 
-    A generation's draws depend on the seed, the generation's number and earlier values. It can be
-    pickled between two generations.
-
-    Args:
-        start: float64[n].
-        sigma: first deviation of each number.
-        bounds: float64[n, 2], low and high of each number; None: no bounds.
-        population: candidates of a generation.
+    A generation's draws depend on the seed, the generation's number and earlier values. It can be pickled between two
+    generations. `start` is float64[n], `sigma` each number's first deviation, `bounds` float64[n, 2] or None.
     """
 
     def __init__(self, start: np.ndarray, sigma: float, bounds: np.ndarray | None, population: int, seed: int) -> None:
@@ -52,15 +52,9 @@ class Cma:
         return np.array([self._cma.ask() for _ in range(self.size)])
 
     def tell(self, candidates: np.ndarray, values: np.ndarray) -> None:
-        """Takes the candidates (float64[population, n]) with their values, float64[population]:
-        more is better."""
+        """Takes candidates (float64[population, n]) with their values, float64[population]: more is better."""
         self._cma.tell([(one, -float(value)) for one, value in zip(candidates, values, strict=True)])
         # A pickle keeps half of a symmetric matrix, whose halves differ in the last bit. Every
         # search goes on from its pickle, so that a resumed one does the same.
         self._cma = pickle.loads(pickle.dumps(self._cma))
         self.generation += 1
-
-
-def is_search(agent: Mapping[str, Any]) -> bool:
-    """Whether an agent's configuration asks for a search over whole episodes."""
-    return agent.get("name") == CMA

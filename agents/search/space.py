@@ -1,9 +1,8 @@
-"""The search space: a policy's parameters (numbers within ranges, and choices), or the weights of
-its learned rule.
+"""The search space: a policy's parameters (numbers within ranges, and choices), or the weights of its learned rule.
 
-A candidate of `train agent=cma` is a vector of numbers of similar scale; 0 is exactly the default
-policy. A parameter reaches the ends of its range at -1 and 1, linearly or by ratio. The values of a
-choice have equal parts of -1 to 1. A weight is the default plus `weight_scale` times its number.
+A candidate of `train agent=cma` is a vector of numbers of similar scale; 0 is exactly the default policy. A parameter
+reaches the ends of its range at -1 and 1, linearly or by ratio. The values of a choice have equal parts of -1 to 1. A
+weight is the default plus `weight_scale` times its number.
 """
 
 from __future__ import annotations
@@ -19,18 +18,16 @@ from ooco_gym.errors import UserError, is_number, nearest, unknown
 from ooco_gym.policy import Param, Policy
 from ooco_gym.study.population import Candidate
 
+# Parameters that no search changes: the machine's abilities, and what policies fit or profile by themselves.
 FIXED = ("layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks", "engine_version",
          "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")
-"""Parameters that no search changes: the machine's abilities, and what policies fit or profile by
-themselves."""
 _FROM_ONE = 100.0  # ranges of whole numbers whose ends are further apart than this factor begin at 1
 _DIGITS = 4  # significant digits of a searched number, so that results can be read and typed
 
 
 @dataclass(frozen=True)
 class Range:
-    """The range in which one parameter is searched, from `low` to `high`; `whole` for integers.
-    `default` is its value before the search."""
+    """A number that is searched from `low` to `high`; `whole`: an integer; `default`: its value before the search."""
 
     name: str
     default: Any
@@ -66,22 +63,15 @@ class Choice:
     ends: tuple[float, float] = (-1.0, 1.0)
 
     def at(self, number: float) -> Any:
-        """Maps a candidate's number to a value: all have equal parts of -1 to 1, the default's
-        around 0."""
+        """Maps a candidate's number to a value: all have equal parts of -1 to 1, the default's around 0."""
         parts = [value for value in self.values if value != self.default]
         parts.insert(len(self.values) // 2, self.default)
-        place = int((number + 1) / 2 * len(parts))
-        return parts[min(max(place, 0), len(parts) - 1)]
+        return parts[min(max(int((number + 1) / 2 * len(parts)), 0), len(parts) - 1)]
 
 
 def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range | Choice], dict[str, str]]:
-    """Returns the parameters of a policy that are searched, and why the others are not.
-
-    Args:
-        policy: with its values before the search.
-        settings: of conf/agent/cma.yaml: `params` (names to search; None: all), `space` (`[low,
-            high]` by name) and `spread` (other ranges are from default / spread to default *
-            spread, within the bounds).
+    """Returns the parameters of a policy that are searched by `params`, `space` and `spread` of conf/agent/cma.yaml,
+    and why the others are not.
 
     Raises:
         UserError: an unknown name, or an invalid range.
@@ -90,15 +80,9 @@ def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range |
     for name in (*(settings["space"] or {}), *(settings["params"] or ())):
         if name not in known:
             raise unknown("parameter", name, known)
-    found: list[Range | Choice] = []
-    left: dict[str, str] = {}
-    for name, param in known.items():
-        one = _range_of(policy, param, settings)
-        if isinstance(one, str):
-            left[name] = one
-        else:
-            found.append(one)
-    return found, left
+    each = {name: _range_of(policy, param, settings) for name, param in known.items()}
+    return ([one for one in each.values() if not isinstance(one, str)],
+            {name: why for name, why in each.items() if isinstance(why, str)})
 
 
 def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Range | Choice | str:
@@ -110,13 +94,12 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
         return "kept"
     choices = param.choices or ((0, 1) if param.whole and (param.low, param.high) == (0, 1) else ())
     if choices:
-        if asked is None and name not in given:
-            return "a choice, searched only if agent.params names it"
         if name in given:
             raise UserError(f"agent.space.{name}: {name} is a choice among {', '.join(map(str, choices))} and has no "
                             "range; name it in agent.params alone")
-        default = choices[int(param.number(policy.values[name], policy.name))]
-        return Choice(name, default, choices)
+        if asked is None:
+            return "a choice, searched only if agent.params names it"
+        return Choice(name, choices[int(param.number(policy.values[name], policy.name))], choices)
     default: Any = policy.values.get(name)
     if not is_number(default):
         return "no initial value"
@@ -140,10 +123,10 @@ def _around(param: Param, default: Any, spread: float) -> Range | None:
 
 
 def _scaled(param: Param, default: Any, low: float, high: float) -> Range:
-    if not param.whole:
-        return Range(param.name, default, low, high, False)
-    low, high = int(low), int(high)
-    return Range(param.name, default, max(low, 1) if high > _FROM_ONE * low else low, high, True)
+    if param.whole:
+        low, high = int(low), int(high)
+        low = max(low, 1) if high > _FROM_ONE * low else low
+    return Range(param.name, default, low, high, param.whole)
 
 
 def _given(param: Param, default: Any, value: Any) -> Range:
@@ -157,11 +140,9 @@ def _given(param: Param, default: Any, value: Any) -> Range:
 
 @dataclass(frozen=True)
 class Space:
-    """A candidate's n numbers: parameters (`ranges`) first, then weights (`places` in
-    `policy.weights`).
+    """A candidate's n numbers: parameters (`ranges`) first, then weights (`places` in `policy.weights`).
 
-    `names` are the parameters' and `row:column` of weights; `left` says why other parameters are
-    not searched.
+    `names` are the parameters' and `row:column` of weights; `left` says why other parameters are not searched.
     """
 
     policy: Policy
@@ -174,16 +155,14 @@ class Space:
     @property
     def bounds(self) -> np.ndarray | None:
         """Low and high of each number, float64[n, 2]; None if there are no bounds."""
-        if not self.ranges:
-            return None
-        return np.array([one.ends for one in self.ranges] + [(-np.inf, np.inf)] * len(self.places))
+        unbounded = [(-np.inf, np.inf)] * len(self.places)
+        return np.array([one.ends for one in self.ranges] + unbounded) if self.ranges else None
 
     def candidate(self, numbers: np.ndarray) -> Candidate:
         """Returns the policy and weights of a vector float64[n]."""
         values = {one.name: one.at(float(number)) for one, number in zip(self.ranges, numbers, strict=False)}
         changed = {one.name: values[one.name] for one in self.ranges if values[one.name] != one.default}
-        policy = self.policy.with_values(changed) if changed else self.policy
-        weights = self.policy.weights
+        policy, weights = self.policy.with_values(changed) if changed else self.policy, self.policy.weights
         if weights is not None and len(self.places):
             weights = weights.copy()
             weights[self.places] += self.weight_scale * numbers[len(self.ranges):]
@@ -191,18 +170,14 @@ class Space:
 
 
 def space_of(policy: Policy, settings: Mapping[str, Any]) -> Space:
-    """Returns the search space for `settings` (as in conf/agent/cma.yaml).
-
-    If `params` and `weights` are null, it has the weights of a policy with weights, or else its
-    parameters.
+    """Returns the search space for `settings` (as in conf/agent/cma.yaml); if `params` and `weights` are null, it has
+    the weights of a policy with weights, or else its parameters.
 
     Raises:
         UserError: an unknown parameter or weight, or nothing to search.
     """
     names, places = _weights_of(policy, settings)
-    ranges, left = [], {}
-    if settings["params"] is not None or not places:
-        ranges, left = ranges_of(policy, settings)
+    ranges, left = ranges_of(policy, settings) if settings["params"] is not None or not places else ([], {})
     if not ranges and not places:
         raise UserError(f"policy '{policy.name}' has no parameter to search; choose another policy, or name parameters "
                         "in agent.params with a range in agent.space")
@@ -212,7 +187,7 @@ def space_of(policy: Policy, settings: Mapping[str, Any]) -> Space:
 
 
 def _weights_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-    """The names of a policy's weights, and the indices of those that are searched.
+    """The names of a policy's weights, and the indices of those that `weights` searches.
 
     Raises:
         UserError: the policy has no weights, or a pattern matches none.

@@ -27,8 +27,9 @@ from docs.generators.pages import ROOT
 from docs.generators.validity_page import CASES, TITLES, errors, read_figures, write
 from ooco_gym.cli import main as ooco_gym
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.jobs import cores, in_processes
+from ooco_gym.jobs import cores
 from ooco_gym.report import number
+from ooco_gym.study.runs import in_processes
 from ooco_gym.workload import Trace, write_trace
 
 READ = {

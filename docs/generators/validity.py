@@ -32,9 +32,10 @@ from ooco_gym.calibrate import fitting, operators, sources, steps
 from ooco_gym.calibrate.rows import LATENT, Rows, clean, fastest_kernels
 from ooco_gym.calibrate.steps import Steps
 from ooco_gym.errors import UserError
-from ooco_gym.jobs import cores, in_processes
+from ooco_gym.jobs import cores
 from ooco_gym.perf.chip import ChipSpec, load_chip, transferred
 from ooco_gym.perf.kernels import ExtendedParameters
+from ooco_gym.study.runs import in_processes
 
 FORMS = ("ooco", "extended", "measured")
 PROFILES, RUN = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b"

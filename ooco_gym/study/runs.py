@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, Thre
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ooco_gym import resources
 from ooco_gym.documents import read_json
@@ -34,6 +34,8 @@ PACKAGES = ("ooco_gym", "baselines", "experiments")
 GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")
 ROOT = Path(resources.__file__).parents[1]
 Run = Callable[[Scenario, str], dict[str, Any]]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 NO_SAMPLES_S = 1e7  # longer than any run: no samples over time are needed
@@ -47,6 +49,12 @@ def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
         summary = summarise(run)
     notes = {"notes": list(run.notes)} if run.notes else {}
     return {**summary, **notes, "cpu_s": time.process_time() - begun, **({"remarks": said} if said else {})}
+
+
+def in_processes(function: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
+    """Yields `Jobs.each` result of at most `workers` processes, which end with the last one."""
+    with Jobs(min(workers, len(items))) as jobs:
+        yield from jobs.each(function, items)
 
 
 class Jobs:
@@ -117,13 +125,24 @@ class Jobs:
                 self.finished += 1
                 answer.set_result(_told(known))
                 return answer
-            if self._pool is None:
-                self._pool = pool(self.workers, preload=("ooco_gym", "ooco_gym.study.runs"))
-            computed = self._pool.submit(_portable(run), scenario, policy)
+            computed = self._started().submit(_portable(run), scenario, policy)
             self.simulated += 1
             self._open[key] = answer  # after submission, because a broken pool raises there
         computed.add_done_callback(lambda done: self._keep(key, done, answer))
         return answer
+
+    def _started(self) -> ProcessPoolExecutor:
+        self._pool = self._pool or pool(self.workers, preload=("ooco_gym", "ooco_gym.study.runs"))
+        return self._pool
+
+    def each(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Yields results of a function (of a module's top level, or a `functools.partial` of one) on each item, in
+        order; computed in this process if one worker suffices."""
+        if min(self.workers, len(items)) <= 1:
+            yield from map(function, items)
+        else:
+            for future in [self._started().submit(function, item) for item in items]:
+                yield future.result()
 
     def all(self, scenarios: list[Scenario], policy: str) -> list[dict[str, Any]]:
         """Returns summaries of one policy on several scenarios, in their order."""

@@ -238,12 +238,9 @@ def records(rates, **more):
 
 def test_violations_never_seen_are_not_violations_excluded():
     """With no violation among 50 requests the exact limit is 7.1 %: too few to call the policy feasible."""
-    few = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[10] * 5)
-    many = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[1000] * 5)
-    assert scoring.upper_violation_limit(few) == pytest.approx(0.0711, abs=1e-3)
-    limit = scoring.upper_violation_limit(many)
-    assert limit is not None and limit < scoring.VIOLATION_LIMIT
-    assert scoring.upper_violation_limit(records([0.0])) is None
+    few, many = (scoring.upper_violation_limit(np.zeros((1, 5)), [0] * 5, [arrived] * 5) for arrived in (10, 1000))
+    assert few == pytest.approx(0.0711, abs=1e-3) and many < scoring.VIOLATION_LIMIT
+    assert scoring.upper_violation_limit(np.zeros((1, 1))) is None
 
 
 @settings(deadline=None, max_examples=50)
@@ -256,12 +253,13 @@ def test_the_budget_comes_first_then_the_gain_and_beyond_it_the_fewest_violation
 
 
 def best(played):
-    return scoring.best_heuristic(played, {name: scoring.upper_violation_limit(one) for name, one in played.items()})
+    return scoring.best_heuristic({name: scoring.Windows(one) for name, one in played.items()})
 
 
 def test_the_best_heuristic_is_feasible_else_within_the_budget_else_has_the_fewest_violations():
     def played(rate, service):
-        return records([rate, 0.0, rate, 0.0, rate], offline_reference_gpu_s_per_s=[service] * 5)
+        return records([rate, 0.0, rate, 0.0, rate], offline_reference_gpu_s_per_s=[service] * 5,
+                       output_tokens_per_s=[1.0] * 5, wasted_tokens_per_s=[0.0] * 5)
 
     sure, likely, bad, worse = played(0.0, 1.0), played(0.04, 2.0), played(0.2, 3.0), played(0.3, 4.0)
     assert best({"worse": worse, "bad": bad}) == "bad"
@@ -273,7 +271,7 @@ def test_the_best_heuristic_is_feasible_else_within_the_budget_else_has_the_fewe
 def test_without_online_requests_there_is_no_violation_rate():
     idle = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[0] * 5, offline_reference_gpu_s_per_s=[1.0] * 5,
                    output_tokens_per_s=[1.0] * 5, wasted_tokens_per_s=[0.0] * 5)
-    assert scoring.upper_violation_limit(idle) is None
+    assert scoring.Windows(idle).limit is None
     result = scoring.score({"ooco": idle, "never": idle}, "gating", {"ooco": False, "never": False})
     assert [of(result, name, "violation_rate")["mean"] for name in ("ooco", "never")] == [None, None]
     assert [entry["rank"] for entry in result["policies"]] == [None, None]
@@ -284,15 +282,15 @@ def test_without_online_requests_there_is_no_violation_rate():
 
 def test_interval_covers_the_spread_of_windows():
     random = np.random.default_rng(0)
-    _, low, high = scoring.mean_interval(random.normal(3.0, 1.0, (40, 1)))
+    _, low, high = scoring.interval_of(random.normal(3.0, 1.0, (40, 1)))
     assert low is not None and high is not None and low < 3.0 < high
     assert high - low == pytest.approx(2 * 1.96 / np.sqrt(40), rel=0.25)
-    assert scoring.mean_interval(np.array([[2.0]])) == (2.0, None, None)
+    assert scoring.interval_of(np.array([[2.0]])) == (2.0, None, None)
 
 
 @pytest.mark.parametrize("change, words", [
     ({"policies": []}, "policies is empty"),
-    ({"policies": ["oco"]}, "'oco' is neither a known policy (did you mean 'ooco'?) nor a run folder"),
+    ({"policies": ["oco"]}, "'oco' is neither a heuristic of this environment (did you mean 'ooco'?) nor a run folder"),
     ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
     ({"env": "gatting.csv"}, "env=gatting.csv is not a configuration"),
     ({"seeds": ["x"]}, "seeds=['x'] must be a number of seeds"),
@@ -301,7 +299,7 @@ def test_interval_covers_the_spread_of_windows():
     ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
     ({"episodes": 0}, "episodes must be a whole number of at least 1, got 0"),
     ({"env": {**CARTPOLE, "base_policy": "ooco"}}, "the environment 'CartPole-v1' takes no argument 'base_policy'"),
-    ({"env": CARTPOLE, "episodes": 2, "seeds": None}, "nor a run folder; known: none in this environment"),
+    ({"env": CARTPOLE, "episodes": 2, "seeds": None}, "cannot act in CartPoleEnv"),
     ({"env": CARTPOLE, "policies": [str(GATE)], "episodes": 2, "seeds": None}, "but the environment gives Box"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):

@@ -33,7 +33,7 @@ def test_a_minute_of_training_improves_on_the_policy_that_it_began_with(tmp_path
     games = windows(split_seeds(settings["env"], "validation"), GAMES)
 
     def rewards(folder):
-        records = play(settings["env"], BatchPlayer("run", load_learned(str(folder)).decide), games)
+        records = play(settings["env"], BatchPlayer(load_learned(str(folder)).decide), games)
         return np.array([record["reward"] for record in records])
 
     gain = rewards(tmp_path / "learned") - rewards(tmp_path / "untrained")

@@ -30,8 +30,8 @@ def test_native_windows_are_those_of_single_environments():
 
     config, told = {**SHORT, "window_s": 20.0, "warmup_s": 5.0}, []
     games = windows([2000, 2001, 2002], 6)
-    native = play(config, BatchPlayer("rule", decide), games, 4, told=lambda done, of: told.append((done, of)))
-    assert native == play(config, OneByOne("rule", decide), games, 4)
+    native = play(config, BatchPlayer(decide), games, 4, told=lambda done, of: told.append((done, of)))
+    assert native == play(config, OneByOne(decide), games, 4)
     assert told == [(done, 6) for done in range(7)]
 
 
@@ -79,7 +79,7 @@ def test_validation_windows_are_as_long_as_asked(tmp_path, capsys):
     config["validation"] = {**config["validation"], "window_s": 5.0}
     summary = train.main(config)
     assert summary["validation_window_s"] == 5.0 and "over 2 windows of 5 s" in capsys.readouterr().out
-    games = play({**SHORT, "window_s": 5.0}, BatchPlayer("run", load_run(tmp_path).decide_batch),
+    games = play({**SHORT, "window_s": 5.0}, BatchPlayer(load_run(tmp_path).decide_batch),
                  windows(SHORT["splits"]["validation"], 2))
     assert summary["best"]["reward"] == pytest.approx(np.mean([game["reward"] for game in games]))
 
@@ -127,7 +127,7 @@ def test_an_export_of_what_has_learned_nothing_says_so(tmp_path, run_folder):
 
 def test_ctrl_c_ends_workers_without_a_traceback(tmp_path):
     # What a shell starts in the background ignores Ctrl-C, and so would what this test starts.
-    code = ("import signal, time\nfrom ooco_gym.jobs import in_processes\n"
+    code = ("import signal, time\nfrom ooco_gym.study.runs import in_processes\n"
             "def main():\n"
             "    for done in in_processes(time.sleep, [0.01, 60, 60, 60, 60], 2): print('one', flush=True)\n"
             "if __name__ == '__main__':\n"

@@ -73,7 +73,7 @@ def test_learning_improves_on_the_untrained_policy(tmp_path):
     games = environments.windows([21, 22], 4)
 
     def reward(folder):
-        records = play(config["env"], BatchPlayer("run", load_learned(str(folder)).decide), games)
+        records = play(config["env"], BatchPlayer(load_learned(str(folder)).decide), games)
         return np.mean([record["reward"] for record in records])
 
     train.main({**config, "total_timesteps": 1, "agent": {**config["agent"], "learning_rate": 0.0},

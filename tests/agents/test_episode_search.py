@@ -18,9 +18,9 @@ pytest.importorskip("cmaes")
 from agents.environments import windows
 from agents.evaluation.heuristics import play_heuristic
 from agents.learning import train
-from agents.search import checkpoints as kept
+from agents.policies import runs
 from agents.search.command import checked
-from agents.search.episodes import Search, rungs
+from agents.search.episodes import Search, rungs, write_policy
 from agents.search.judging import Judge, foreseen_limit
 from agents.search.optimisers import Cma
 from agents.search.space import ranges_of, space_of
@@ -48,8 +48,11 @@ def config(out, name="cma", **changes):
             "out": str(out), **top}
 
 
+FILES = (runs.SEARCHED_FILE, runs.SEARCHED_WEIGHTS, runs.GENERATIONS_FILE)
+
+
 def bytes_in(folder):
-    return {name: (folder / name).read_bytes() for name in kept.FILES if (folder / name).is_file()}
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
 
 
 # --- Methods ------------------------------------------------------------------------------------------------------
@@ -166,8 +169,8 @@ def test_weights_of_a_candidate_take_the_place_of_the_policys(tmp_path):
     weights[len(policy.layout.columns) - 1] = 2.0  # tpot_share:constant
     ships, moved, back = population.play([Candidate(policy), Candidate(policy, weights), Candidate(policy)])
     assert ships == back and ships != moved
-    kept.write_policy(tmp_path, Candidate(policy, weights))
-    read = get_policy(str(tmp_path / kept.POLICY_FILE))
+    write_policy(tmp_path, Candidate(policy, weights))
+    read = get_policy(str(tmp_path / runs.SEARCHED_FILE))
     assert (read.weights == weights).all()
     assert population.play([Candidate(read)])[0] == moved
 
@@ -285,10 +288,10 @@ def searched(tmp_path_factory):
 
 def test_files_say_what_was_found_and_can_be_played(searched):
     out, report = searched
-    rows = list(csv.DictReader((out / kept.TABLE_FILE).open()))
+    rows = list(csv.DictReader((out / runs.GENERATIONS_FILE).open()))
     assert [int(row["generation"]) for row in rows] == [0, 1, 2, 3] and float(rows[0]["best_score"]) == 0.0
     assert int(rows[-1]["candidates"]) == report["candidates"] == 19 and report["stopped_by"] == "generations"
-    policy = get_policy(str(out / kept.POLICY_FILE))
+    policy = get_policy(str(out / runs.SEARCHED_FILE))
     assert policy.name == "adaptive_deadline" and np.count_nonzero(policy.weights) <= len(policy.layout.rows)
     assert report["files"] and report["kept"]["validation"]["feasible"]
     for split in ("training", "validation"):
@@ -300,7 +303,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(searched, tmp
     train.main(config(tmp_path / "again", threads=1))
     train.main(config(tmp_path / "other", seed=2))
     assert bytes_in(tmp_path / "again") == bytes_in(out)
-    assert bytes_in(tmp_path / "other")[kept.TABLE_FILE] != bytes_in(out)[kept.TABLE_FILE]
+    assert bytes_in(tmp_path / "other")[runs.GENERATIONS_FILE] != bytes_in(out)[runs.GENERATIONS_FILE]
 
 
 def search_to_the_end(made):
@@ -313,7 +316,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
     made = config(tmp_path / "killed", **changes)
     worker = multiprocessing.get_context("spawn").Process(target=search_to_the_end, args=(made,))
     worker.start()
-    table = tmp_path / "killed" / kept.TABLE_FILE
+    table = tmp_path / "killed" / runs.GENERATIONS_FILE
     after = time.time_ns() % 4 + 2  # lines of the table, its head included: another moment each time
     while worker.is_alive() and not (table.is_file() and len(table.read_text().splitlines()) > after):
         time.sleep(0.002)
@@ -358,13 +361,13 @@ def test_conditions_play_other_loads_and_clusters(tmp_path):
                                params=["tpot_share", "offline_share"]))
     assert report["conditions"][0] == "light" and "mixed_7b" in report["conditions"][1]
     assert set(report["by_condition"]["kept"]) == set(report["conditions"])
-    assert not (tmp_path / kept.WEIGHTS_FILE).exists()
+    assert not (tmp_path / runs.SEARCHED_WEIGHTS).exists()
 
 
 def test_a_restart_doubles_the_population(tmp_path):
     report = train.main(config(tmp_path, generations=4, restarts=1, sigma=30.0,  # far too wide: nothing better comes
                                validation={"windows": 4, "every": 1, "patience": 2}, halving={"first": 4, "keep": 1.0}))
-    rows = list(csv.DictReader((tmp_path / kept.TABLE_FILE).open()))
+    rows = list(csv.DictReader((tmp_path / runs.GENERATIONS_FILE).open()))
     sizes = np.diff([int(row["candidates"]) for row in rows])
     assert report["restarts"] == 1 and sizes.tolist() == [6, 6, 12, 12]
 
