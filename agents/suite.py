@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from agents.environments import make_env, windows
-from agents.evaluation.evaluate import jobs_of, play_job
+from agents.evaluation.evaluate import depends_on, jobs_of, play_job
 from agents.evaluation.players import function_of, load_learned
 from agents.search.episodes import Field
 from agents.settings import plain, whole
@@ -29,10 +29,12 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import as_json, atomic_write, write_json
 from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
+from ooco_gym.peak import file_stamps
 from ooco_gym.policy import get_policy
-from ooco_gym.report import Table, percent, progress
+from ooco_gym.report import Table, percent
+from ooco_gym.report.terminal import track
 from ooco_gym.resources import conf_root, load_yaml
-from ooco_gym.study.runs import in_processes
+from ooco_gym.study.runs import in_processes, policy_identity
 from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
@@ -63,13 +65,11 @@ def _run(config: dict[str, Any], out: Path) -> dict[str, Any]:
     count = whole({"windows": config["windows"] or suite["windows"]}, "windows", 1, most=int(suite["windows"]))
     tasks = tasks_of(config, policy)
     played, references = {}, {}
-    with progress("simulating the suite", 2 * len(tasks)) as bar:
-        for name in tasks:
-            bar.text(name)
-            played[name] = play(suite, name, policy, count, int(config["workers"]))
-            bar.advance()
-            references[name] = play(suite, name, suite["tracks"][suite["tasks"][name]["track"]]["reference"], count)
-            bar.advance()
+    workers, cache = int(config["workers"]), bool(config.get("cache"))
+    for name in track(tasks, "simulating the suite"):
+        reference = suite["tracks"][suite["tasks"][name]["track"]]["reference"]
+        played[name] = play(suite, name, policy, count, workers, cache)
+        references[name] = play(suite, name, reference, count, workers, cache)
     result = {"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
               "title": str(config["title"] or policy), "policy": policy,
               "complete": count == int(suite["windows"]) and config["tasks"] is None, "tasks": played,
@@ -117,7 +117,8 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     return chosen
 
 
-def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: int = 1) -> dict[str, list[float]]:
+def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: int = 1, cache: bool = False
+         ) -> dict[str, list[float]]:
     """Runs the first `count` windows of a task under a policy; returns `FIGURES` of each window.
 
     Raises:
@@ -132,8 +133,9 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
     if _simulated(policy):
         if get_policy(policy).prepare is None:
             get_policy(policy).vector()  # raises if a parameter has no value
-        outcome = Field(env, [changes], f"suite.tasks.{task}", suite["seeds"], count).play([policy])[0]
-        return {key: outcome[key].tolist() for key in FIGURES}
+        asked = env, changes, list(suite["seeds"]), count, policy
+        on = [*asked, file_stamps([env, changes]), policy_identity(policy)]
+        return next(in_processes(_simulated_figures, [asked], 1, cache=cache, depends=lambda _: on))
     if changes:  # as a scenario, in which a share of the peak is a factor on the rate
         with closing(make_env(env)) as made:
             config = under(made.unwrapped.config, changes, f"suite.tasks.{task}")
@@ -141,11 +143,18 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
         shift |= {"rate_scale": config.scenario.rate_scale} if "load" in changes else {}
         env |= {"shifts": {task: shift}, "shift": task, "vary": dict(config.vary)}
     jobs = jobs_of(env, policy, windows(suite["seeds"], count))
-    records = list(chain.from_iterable(in_processes(play_job, jobs, workers)))
+    records = list(chain.from_iterable(in_processes(play_job, jobs, workers, cache=cache, depends=depends_on)))
     figures = {}
     for key, name in FIGURES.items():
         figures[key] = [one["summary"][name] for one in records]
     return figures
+
+
+def _simulated_figures(asked: tuple[Any, ...]) -> dict[str, list[float]]:
+    """Simulates windows under one policy, in threads; returns `FIGURES` of each."""
+    env, changes, seeds, count, policy = asked
+    outcome = Field(env, [changes], "suite.tasks", seeds, count).play([policy])[0]
+    return {key: outcome[key].tolist() for key in FIGURES}
 
 
 # --- Scores -----------------------------------------------------------------------------------------------------------
@@ -229,13 +238,13 @@ def _table(config: dict[str, Any], out: Path) -> dict[str, Any]:
 def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
     """The table of each track, the best first."""
     tables = []
-    for track in sorted({one["track"] for one in results}, reverse=True):
-        rows = sorted((one for one in results if one["track"] == track), key=lambda one: -one["iqm"]["value"])
+    for name in sorted({one["track"] for one in results}, reverse=True):
+        rows = sorted((one for one in results if one["track"] == name), key=lambda one: -one["iqm"]["value"])
         tasks = list(rows[0]["by_task"])
-        heads = ("policy", "IQM (95 %)", "better than the reference", *(name.partition("_")[2] for name in tasks))
+        heads = ("policy", "IQM (95 %)", "better than the reference", *(task.partition("_")[2] for task in tasks))
         cells = [[one["title"], _estimate(one["iqm"]), _estimate(one["improvement"]),
                   *map(_cell, map(one["by_task"].get, tasks))] for one in rows]
-        tables.append(Table(f"Track {track}", heads, cells, align="l"))
+        tables.append(Table(f"Track {name}", heads, cells, align="l"))
     return tables
 
 

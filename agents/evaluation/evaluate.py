@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import tempfile
 import time
@@ -35,15 +36,16 @@ from agents.evaluation.scoring import budget_words, score
 from agents.policies.runs import searched_policy
 from agents.settings import limit_torch_threads, plain, whole
 from ooco_gym.cli.sweep import FILE as SWEEP_FILE
-from ooco_gym.envs import imported
+from ooco_gym.envs import ENVIRONMENTS, imported
 from ooco_gym.errors import UserError, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.peak import file_stamps
+from ooco_gym.policy import is_policy
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import evaluated
-from ooco_gym.report.terminal import track
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.runs import in_processes
+from ooco_gym.study.runs import in_processes, policy_identity
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
 SCHEMA = "ooco-gym/evaluation/1"
@@ -91,9 +93,10 @@ def main(cfg: Any) -> dict[str, Any]:
     notes = notes_of(env, entrants, seeds)
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
-    found = in_processes(play_job, [job for _, job in jobs], whole({"workers": 1, **config}, "workers", 1))
+    found = in_processes(play_job, [job for _, job in jobs], whole({"workers": 1, **config}, "workers", 1),
+                         "evaluating", bool(config.get("cache")), depends_on)
     played: dict[str | None, dict[str, list[Any]]] = {shift: {} for shift in shifts}
-    for (shift, job), records in zip(jobs, track(found, "evaluating", len(jobs)), strict=True):
+    for (shift, job), records in zip(jobs, found, strict=True):
         played[shift].setdefault(job.label, []).extend(records)
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
                "window_s": env.get("window_s"), "notes": notes,
@@ -204,6 +207,18 @@ def play_job(job: Job) -> list[dict[str, Any]]:
     """Runs one policy on one chunk of windows, in a worker process. Records of a training run name it as `run`."""
     records = play(job.env, player_of(job), job.games, side_by_side=SIDE_BY_SIDE)
     return records if job.run is None else [{**record, "run": job.run} for record in records]
+
+
+def depends_on(job: Job) -> Any:
+    """What the records of a job depend on, beside our code; None if a user's Python is part of it, of whose imports
+    nothing is known."""
+    if str(job.env["id"]) not in ENVIRONMENTS or ".py" in repr(job) or function_of(job.policy) is not None:
+        return None
+    rules = [job.policy] * (job.run is None) + [str(job.env["base_policy"])] * ("base_policy" in job.env)
+    path = Path(job.policy)
+    files = [] if job.run is None else sorted(one for one in (path if path.is_dir() else path.parent).iterdir())
+    return [*job[1:], file_stamps(job.env), [policy_identity(one) for one in rules if is_policy(one)],
+            [hashlib.sha256(one.read_bytes()).hexdigest() for one in files if one.is_file()]]
 
 
 def player_of(job: Job) -> Player:

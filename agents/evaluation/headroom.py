@@ -30,7 +30,6 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Table, with_interval
-from ooco_gym.report.terminal import track
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes
 
@@ -163,8 +162,7 @@ def main(cfg: Any) -> dict[str, Any]:
     seeds = seeds_of(config["seeds"], known=split_seeds(env, "train"))
     windows = [Window(seeds[place % len(seeds)], place // len(seeds)) for place in range(config["episodes"])]
     play = partial(play_window, env, config["horizon_s"], -(-config["decisions"] // len(windows)))
-    played = in_processes(play, list(enumerate(windows)), config["workers"])
-    records = list(track(played, "simulating the outcomes of decisions", total=len(windows)))
+    records = list(in_processes(play, list(enumerate(windows)), config["workers"], "simulating decisions' outcomes"))
     summary = {"env": env["id"], "episodes": len(windows), "horizon_s": config["horizon_s"],
                **judged(records, seeds[0]), "wall_s": time.monotonic() - started}
     write_json(Path(config["out"]) / "headroom.json", summary)

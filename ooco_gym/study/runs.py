@@ -25,11 +25,11 @@ from ooco_gym.own_code import file_of, module_of_file
 from ooco_gym.peak import file_stamps
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.policy import HOOKS
-from ooco_gym.report.terminal import following, progress, remark, remarks
+from ooco_gym.report.terminal import following, progress, remark, remarks, track
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
 
-PACKAGES = ("ooco_gym", "baselines", "experiments")
+PACKAGES = ("ooco_gym", "baselines", "agents", "experiments")
 # Groups of conf that make up a scenario.
 GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")
 ROOT = Path(resources.__file__).parents[1]
@@ -51,10 +51,14 @@ def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
     return {**summary, **notes, "cpu_s": time.process_time() - begun, **({"remarks": said} if said else {})}
 
 
-def in_processes(function: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
-    """Yields `Jobs.each` result of at most `workers` processes, which end with the last one."""
-    with Jobs(min(workers, len(items))) as jobs:
-        yield from jobs.each(function, items)
+def in_processes(function: Callable[[Item], Result], items: Sequence[Item], workers: int, what: str = "",
+                 cache: bool = False, depends: Callable[[Item], Any] = lambda item: None) -> Iterator[Result]:
+    """Yields `Jobs.each` result of at most `workers` processes, which end with the last one; a bar says `what` they do.
+    With `cache`, results (as of JSON) are kept by what `depends` says that each depends on, beside our code; None: not
+    kept."""
+    with Jobs(min(workers, len(items)), Store(on=cache)) as jobs:
+        found = jobs.each(function, items, depends)
+        yield from track(found, what, len(items)) if what else found
 
 
 class Jobs:
@@ -135,14 +139,25 @@ class Jobs:
         self._pool = self._pool or pool(self.workers, preload=("ooco_gym", "ooco_gym.study.runs"))
         return self._pool
 
-    def each(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    def each(self, function: Callable[[Item], Result], items: Sequence[Item],
+             depends: Callable[[Item], Any] = lambda item: None) -> Iterator[Result]:
         """Yields results of a function (of a module's top level, or a `functools.partial` of one) on each item, in
-        order; computed in this process if one worker suffices."""
-        if min(self.workers, len(items)) <= 1:
-            yield from map(function, items)
+        order; computed in this process if one worker suffices. `depends` as for `in_processes`."""
+        asked = [(item, depends(item)) for item in items]
+        keys = [None if on is None else key_of([code_digest(), function.__qualname__, on]) for _, on in asked]
+        known: list[Any] = [key and self.store.get(key) for key in keys]
+        missing = [item for item, answer in zip(items, known, strict=True) if answer is None]
+        if min(self.workers, len(missing)) <= 1:
+            computed = map(function, missing)
         else:
-            for future in [self._started().submit(function, item) for item in items]:
-                yield future.result()
+            computed = map(Future.result, [self._started().submit(function, item) for item in missing])
+        for key, answer in zip(keys, known, strict=True):
+            if answer is None:
+                answer = next(computed)
+                if key is not None:
+                    answer = as_json(answer)
+                    self.store.put(key, answer)
+            yield answer
 
     def all(self, scenarios: list[Scenario], policy: str) -> list[dict[str, Any]]:
         """Returns summaries of one policy on several scenarios, in their order."""
@@ -249,7 +264,7 @@ class Store:
         self.folder = (folder or cache_path("runs")) if on else None
         self._writable = True
 
-    def get(self, key: str) -> dict[str, Any] | None:
+    def get(self, key: str) -> Any:
         """Returns the stored answer; None if it is missing, unreadable or damaged."""
         if self.folder is None:
             return None
@@ -261,7 +276,7 @@ class Store:
             return None
         return entry["answer"]
 
-    def put(self, key: str, answer: dict[str, Any]) -> None:
+    def put(self, key: str, answer: Any) -> None:
         """Stores an answer, atomically; warns once if the folder cannot be written."""
         if self.folder is None or not self._writable:
             return

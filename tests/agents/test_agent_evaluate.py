@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from composing import GATE
-from gating_double import CONFIG
+from gating_double import CONFIG, SHORT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +96,35 @@ def test_fewer_than_five_windows_call_nothing_better_or_worse(tmp_path, seeds, e
 def test_processes_change_nothing(summary, tmp_path):
     again = evaluate.main(config(tmp_path, workers=2))
     assert again["results"] == summary[0]["results"]
+
+
+def test_what_was_played_is_not_played_again_until_the_policy_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    counted = []
+
+    def counting(*args, **options):
+        counted.append(args)
+        if len(counted) == 3:
+            raise KeyboardInterrupt
+        return play(*args, **options)
+
+    monkeypatch.setattr(evaluate, "play", counting)
+    rule, own = tmp_path / "rule.yaml", tmp_path / "own.py"
+    rule.write_text("name: ooco\nslo_margin: 0.9\n")
+    own.write_text("def act(observation):\n    return int(observation['action_mask'].argmax())\n")
+    asked = config(tmp_path / "out", env=SHORT, policies=["ooco", "never", str(rule), "own.py:act"], seeds=None,
+                   episodes=2, cache=True)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main(asked)
+    results = []
+    for plays, margin in ((2, 0.9), (1, 0.9), (2, 0.5)):  # what was finished, all but own code, the rule's change
+        counted[:] = [None] * 3
+        rule.write_text(f"name: ooco\nslo_margin: {margin}\n")
+        results.append(evaluate.main(asked)["results"])
+        assert len(counted) - 3 == plays
+    assert results[0] == results[1]
+    assert results[2] == evaluate.main({**asked, "cache": False, "out": str(tmp_path / "fresh")})["results"]
 
 
 def test_a_file_of_a_run_is_a_policy(run_folder, tmp_path):
