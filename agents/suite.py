@@ -244,7 +244,7 @@ def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
         heads = ("policy", "IQM (95 %)", "better than the reference", *(task.partition("_")[2] for task in tasks))
         cells = [[one["title"], _estimate(one["iqm"]), _estimate(one["improvement"]),
                   *map(_cell, map(one["by_task"].get, tasks))] for one in rows]
-        tables.append(Table(f"Track {name}", heads, cells, align="l"))
+        tables.append(Table(f"Track {name}", heads, cells))
     return tables
 
 

@@ -49,7 +49,7 @@ def main(cfg: Any) -> dict[str, Any]:
             for name, one in made.items() for gain in [one["over"][one["best_opponent"]]]]
     Table("Learned policies, on held-out windows", (
         "policy", "best tuned heuristic", "service, relative to it", "95 % interval", "violations", "ships", "digest",
-        "same as in the package"), rows, align="l").show(unbroken=1)
+        "same as in the package"), rows).show(unbroken=1)
     return {"command": "zoo", "made": made, "wall_s": time.monotonic() - started}
 
 

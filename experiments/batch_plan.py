@@ -93,7 +93,7 @@ def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Returns the table, one row per policy."""
-    columns = (Column("policy", "policy", align="l"), Column("chips", "chips"), Column("split", split_words, align="l"),
+    columns = (Column("policy", "policy"), Column("chips", "chips"), Column("split", split_words),
                Column("deadlines met",
                       lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
                Column("makespan", "makespan_s", duration), Column("total tokens/s", "total_tokens_per_s", number),

@@ -41,8 +41,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if options["name"] is None:
         listed = [{"name": name_of(one), "title": one.title, "page": one.page, "statement": one.statement,
                    "data": one.data or None} for one in claims]
-        Table.of((Column("claim", "name", align="l"), Column("statement", "statement", align="l"),
-                  Column("reproduced by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}", align="l")),
+        Table.of((Column("claim", "name"), Column("statement", "statement"),
+                  Column("reproduced by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}")),
                  listed).show(console())
         return {"schema": SCHEMA, "claims": listed}
     given = None if options["seeds"] is None else [seeds_of(options["seeds"])]

@@ -16,9 +16,8 @@ from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import cost_figures, price_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
-from ooco_gym.render.deciding import conditions, paid_words, percentiles
-from ooco_gym.render.outcome import compare, metrics_of
-from ooco_gym.render.page import conditions_table
+from ooco_gym.render.metrics import compare, metrics_of
+from ooco_gym.render.page import conditions, conditions_table, percentiles
 from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
 from ooco_gym.run_notes import notes_of, say_clock, say_played
@@ -73,12 +72,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     outcome = compared(summary, options)
     replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were printed first
     clusters = joined(list(dict.fromkeys(cluster for _, cluster in named)))
-    known, table = on[baseline].resolve(), percentiles(summaries)
-    paid = paid_words({name: runs[0]["cost"] for name, runs in summaries.items()},
-                      {row["policy"] for row in rows if row["feasible"]})
-    write_report(Path(options["out"]) / "compare.html", [outcome], more=[table] if table else [],
+    write_report(Path(options["out"]) / "compare.html", [outcome], more=[percentiles(summaries)],
                  conditions=conditions_table({**summary, "scenario": {**summary["scenario"], "cluster": clusters}}),
-                 lead=conditions(known, price) + paid)
+                 lead=conditions(on[baseline].resolve(), price))
     return summary
 
 

@@ -17,7 +17,7 @@ from agents.settings import plain, require
 from ooco_gym.errors import UserError, end_if_interrupted, whole_number
 from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.render.reading import held_windows
-from ooco_gym.report import Section, command_line, curve, joined, percent, plot, write_page
+from ooco_gym.report import Section, curve, joined, percent, plot, write_page
 from ooco_gym.report.pages import Plot
 from ooco_gym.study.options import names_of
 
@@ -63,7 +63,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     path = write_page(out / REPORT_FILE, TITLE, [
         Section("", plots=[*held.chart(), *_curve(found, list(played), out, options)]),
         Section("Held-out windows", [held.answer()], held.tables(), notes=held.notes),
-        searches_section(found), Section("How to reproduce this page", commands=[command_line()])], lead)
+        searches_section(found)], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "learned": learned, "searches": found, "reference": reference, "held_out": windows,
             "report": REPORT_FILE, "wall_s": {"search": search_s, "held_out": time.monotonic() - begun - search_s}}

@@ -100,8 +100,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             console().print(f"{one.name}: {in_words(found)}", highlight=False)
     if not verdicts:
         raise UserError("; ".join(failed))
-    Table.of((Column("figure", "name", align="l"), Column("measured", "measured", align="l"),
-              Column("ours (95 %)", ours), Column("verdict", in_words, align="l")), verdicts).show(console())
+    Table.of((Column("figure", "name"), Column("measured", "measured"),
+              Column("ours (95 %)", ours), Column("verdict", in_words)), verdicts).show(console())
     show_notes([f"not simulated: {sentence}" for sentence in failed])
     write_page(out / "figures.html", "Figures and tables reproduced", sections)
     return {"schema": SCHEMA, "quick": quick, "figures": verdicts, "failed": failed, "simulations": jobs.different,

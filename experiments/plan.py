@@ -22,7 +22,7 @@ import yaml
 
 from agents.settings import plain
 from experiments import batch_plan
-from experiments.sizes import Planner, asked_for, frontier_plot, idle_words, sized, split_words
+from experiments.sizes import Planner, asked_for, frontier_plot, sized, split_words
 from ooco_gym.files import as_json, atomic_write
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import HOUR_S, MILLION, price_of
@@ -30,13 +30,12 @@ from ooco_gym.metrics.statistics import spread
 from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.peak import title_of
 from ooco_gym.policy import get_policy
-from ooco_gym.render.deciding import conditions, saved
-from ooco_gym.render.page import conditions_table
+from ooco_gym.render.outcome import WORDS
+from ooco_gym.render.page import conditions, conditions_table
 from ooco_gym.report import (
     Column,
     Section,
     Table,
-    command_line,
     console,
     joined,
     number,
@@ -44,6 +43,7 @@ from ooco_gym.report import (
     show_notes,
     write_page,
 )
+from ooco_gym.report.templates import sentence
 from ooco_gym.run_notes import say_clock, say_played
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs, Store
@@ -101,15 +101,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     table.show(console(), unbroken=2)
     _, _, chips = base.load_cluster().hardware()
     show_notes(never := infeasible_words(rows[0].get("infeasible")))
-    answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"]) + _missed_words(rows)
+    answer = sentence(WORDS, "plan", rows=rows, chip=joined(list(dict.fromkeys(chips))), asked=options["chips"])
     lead = conditions(base.resolve(), price, min(row["chips"] for row in rows))
     console().print(answer, highlight=False)
     played = base.on_kind(get_policy(policies[0]).mixed).describe()
     shown = {**({"played": said[0]} if said else {}), "scenario": played}
-    again = [Section("How to reproduce this page", commands=[line])] if (line := command_line()) else []
     write_page(out / "plan.html", "How many chips", [
         Section("", tables=[table], plots=plots, notes=[*(f"{one}." for one in said[1:]), *never]),
-        Section("Conditions", tables=[conditions_table(shown)]), *again],
+        Section("Conditions", tables=[conditions_table(shown)])],
                f"{answer}\n{lead}")
     return {"schema": SCHEMA, "question": question, "limits": "" if batch else limits.words(), "offline_rate": rate,
             "seeds": list(seeds), "results": as_json(rows, 6), "simulations": jobs.different,
@@ -163,14 +162,6 @@ def _deadlines_missed(runs: Sequence[Mapping[str, Any]]) -> float | None:
     return float(np.mean(shares)) if shares else None
 
 
-def _missed_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a sentence on the offline deadlines of a load with online requests, which do not limit a size."""
-    missed = [f"`{row['policy']}` misses {percent(row['deadlines_missed'])}" for row in rows
-              if row.get("deadlines_missed") is not None]
-    return f" With online requests in the load, offline deadlines do not limit the size: {joined(missed)} of them." if (
-        missed) else ""
-
-
 def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> str:
     """Returns the plan's question, in words."""
     online, offline = scenario.rates()
@@ -190,8 +181,8 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
     """Returns the table, one row per policy."""
-    columns = (Column("policy", "policy", align="l"), Column("chips", "chips"),
-               Column("split", split_words, align="l"),
+    columns = (Column("policy", "policy"), Column("chips", "chips"),
+               Column("split", split_words),
                Column("holds", lambda row: "yes" if row["holds"] else "no"),
                Column("violations", lambda row: row["violations"]["mean"], percent),
                Column("seeds beyond the limits", lambda row: f"{row['seeds_over']} of {seeds}"),

@@ -146,13 +146,6 @@ def asked_for(scenario: Scenario, chips: int | None) -> str:
     return f"{'The fewest' if chips is None else chips} {' and '.join(dict.fromkeys(names))} chips with {model}"
 
 
-def idle_words(rows: Sequence[Mapping[str, Any]], chips: int | None) -> str:
-    """Returns a sentence for each row whose instances leave some of the chips idle."""
-    idle = [(row["policy"], int(chips) - row["chips"], row["chips"] // row["instances"]) for row in rows if chips]
-    return "".join(f" Of chips={chips} {left} stand{'s' * (left == 1)} idle: an instance of `{policy}` has {each}."
-                   for policy, left, each in idle if left)
-
-
 def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
     """Yields all splits of `instances` instances between the cluster's roles."""
     if cluster.mixed:

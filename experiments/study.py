@@ -26,7 +26,6 @@ from ooco_gym.errors import UserError, check_keys, finite
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.report import Section, Table, curve, errors, number, plot, with_interval
 from ooco_gym.report.pages import Plot
-from ooco_gym.report.tables import TO
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.study.runs import Jobs
@@ -265,7 +264,7 @@ def section_of(study: Study, sentences: Sequence[str], command: str) -> Section:
 def written(found: Mapping[str, Any], *keys: str) -> str:
     """Returns a number with its interval."""
     mean, low, high = (found[key] for key in keys or ("mean", "low", "high"))
-    return with_interval(mean, low, high, number, TO)
+    return with_interval(mean, low, high, number)
 
 
 def table_of(metrics: Mapping[str, Metric]) -> Table:
@@ -276,7 +275,7 @@ def table_of(metrics: Mapping[str, Metric]) -> Table:
     for place, point in enumerate(points):
         cells = [written(Answer(one.values[place], one.seeds).estimate()) for one in metrics.values()]
         rows.append([*(str(point.get(axis, "")) for axis in axes), *cells])
-    return Table("", [*axes, *metrics], rows, align="l" * len(axes) + "r")
+    return Table("", [*axes, *metrics], rows)
 
 
 def plots_of(metrics: Mapping[str, Metric], how: Mapping[str, Any]) -> Iterator[Plot]:

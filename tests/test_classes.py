@@ -263,17 +263,19 @@ def test_a_trace_with_classes_from_an_empty_folder(tmp_path: Path, monkeypatch: 
 
 
 def test_what_requests_are_promised_of_their_own_is_not_said_as_their_class_s() -> None:
-    from ooco_gym.render.page import promise_of
+    from ooco_gym.render.page import class_table
 
     online = {"online": True, "arrived": 9, "ttft_slo_s": 2.0, "tpot_slo_s": 0.05, "weight": 1.0, "own_slos": 0}
     offline = {"online": False, "arrived": 9, "deadline_s": None}
-    assert promise_of(online) == "TTFT 2 s, TPOT 50 ms" and promise_of(offline) == "nothing"
-    assert promise_of({**online, "own_slos": 4, "weight": 2.0}) == (
-        "TTFT 2 s, TPOT 50 ms, own SLO of 4 requests, weight 2")
-    assert promise_of({**online, "own_slos": 9}) == "own SLO of 9 requests"
-    assert promise_of({**offline, "own_deadlines": 9}) == "own deadline of 9 requests"
-    assert promise_of({**offline, "deadline_s": 60.0, "own_deadlines": 2}) == (
-        "finished within 60.00 s, own deadline of 2 requests")
+    for one, promised in ((online, "TTFT 2 s, TPOT 50 ms"), (offline, "nothing"),
+                          ({**online, "own_slos": 4, "weight": 2.0},
+                           "TTFT 2 s, TPOT 50 ms, own SLO of 4 requests, weight 2"),
+                          ({**online, "own_slos": 9}, "own SLO of 9 requests"),
+                          ({**offline, "own_deadlines": 9}, "own deadline of 9 requests"),
+                          ({**offline, "deadline_s": 60.0, "own_deadlines": 2},
+                           "finished within 60.00 s, own deadline of 2 requests")):
+        table = class_table({"classes": {"a": one}})
+        assert table is not None and table.rows[0][1] == promised
 
 
 def test_deadlines_of_single_requests_are_told_from_their_class_s(tmp_path: Path) -> None:

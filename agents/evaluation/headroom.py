@@ -211,7 +211,7 @@ def table(summary: Mapping[str, Any]) -> Table:
         rows.append((name, with_interval(mean, low, high, "+.4g"), in_deviations(summary, name)))
     return Table(f"Learnable in {summary['env']}", (
         "chosen by", "reward of a decision minus the best constant action (95 %)",
-        "in standard deviations of the outcomes"), rows, align="lrr")
+        "in standard deviations of the outcomes"), rows)
 
 
 def words(summary: Mapping[str, Any]) -> str:

@@ -68,11 +68,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def table(figures: Mapping[str, Any]) -> Table:
     """Returns the table of errors, with verdicts, of `run.summary_of`."""
-    columns = [Column("what", "operation", align="l"), Column("form", "form", align="l"),
-               Column("held out", "held_out", align="l"), Column("rows", "rows", ","),
+    columns = [Column("what", "operation"), Column("form", "form"),
+               Column("held out", "held_out"), Column("rows", "rows", ","),
                *(Column(name, key, ".1f") for name, key in (
                    ("median", "median"), ("P90", "p90"), ("MAPE", "mape"), ("worst", "worst"))),
-               Column("verdict", "verdict", align="l")]
+               Column("verdict", "verdict")]
     return Table.of(columns, figures["errors"], f"Errors of {figures['device']}", COUNTED)
 
 

@@ -133,7 +133,7 @@ class Sweep:
         if len(rows) > MOST_ROWS:
             note += f" {len(rows) - MOST_ROWS:,} more settings are in {FILE}."
         keys = [key for key in self.about["swept"] if key != "seed"]
-        return Table("", (*keys, "points", *names), rows[:MOST_ROWS], note, align="l")
+        return Table("", (*keys, "points", *names), rows[:MOST_ROWS], note)
 
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -102,7 +102,7 @@ def figures_table(figures: dict[str, Any]) -> Table:
     measured = [(figure, figures[figure.name]) for figure in METRICS if figures[figure.name] is not None]
     rows = [(figure.name, number(value), f"{'≥' if figure.more else '<'} {number(figure.target)} {figure.unit}",
              "missed" if (value < figure.target) == figure.more else "", figure.note) for figure, value in measured]
-    return Table("medians on this machine", ("figure", "measured", "target", "", "what"), rows, align="lrrl")
+    return Table("medians on this machine", ("figure", "measured", "target", "", "what"), rows)
 
 
 def machine() -> dict[str, Any]:

@@ -114,15 +114,15 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
     windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
     tables.append(Table("", ("window", "index of dispersion", "peak-to-mean ratio"), [
         (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(window), 4))
-        for window in windows], align="l"))
+        for window in windows]))
     prompt, output = figures["prompt_tokens"], figures["output_tokens"]
     return [*tables, Table("", ("tokens", "prompt", "output"), [
-        (row, number(prompt[row], 4), number(output[row], 4)) for row in prompt], align="l")]
+        (row, number(prompt[row], 4), number(output[row], 4)) for row in prompt])]
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     """Returns a table of names and values."""
-    return Table(title, ("", ""), list(rows), align="l")
+    return Table(title, ("", ""), list(rows))
 
 
 def show_tables(tables: Iterable[Table]) -> None:
@@ -133,7 +133,7 @@ def show_tables(tables: Iterable[Table]) -> None:
 
 def _catalogue(found: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table.of([
-        Column("dataset", "name", align="l"), Column("requests", "rows", ","),
+        Column("dataset", "name"), Column("requests", "rows", ","),
         Column("MB", lambda item: as_text(item["size_bytes"] and item["size_bytes"] / 1e6, ".1f")),
-        Column("here", lambda item: "yes" if item["here"] else "", align="l"),
-        Column("description", "description", align="l")], list(found.values()))
+        Column("here", lambda item: "yes" if item["here"] else ""),
+        Column("description", "description")], list(found.values()))

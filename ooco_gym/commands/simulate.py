@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,7 @@ from ooco_gym.metrics import summarise, write_requests
 from ooco_gym.metrics.costs import chips_of, cost_figures, price_of
 from ooco_gym.policy import policy_of
 from ooco_gym.render import outcome_of, write_report
-from ooco_gym.render.deciding import conditions, depths
-from ooco_gym.render.page import class_table, conditions_table, policy_words
-from ooco_gym.report import number
+from ooco_gym.render.page import class_table, conditions, conditions_table, depths, policy_words
 from ooco_gym.run_notes import say_clock, say_played, warnings_of
 from ooco_gym.simulation import simulate
 
@@ -54,17 +51,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     outcome = outcome_of(run, summary, policy_words(config), [*lines, *earlier])
     print(f"{summary['simulated_s'] / 3600:.2f} h simulated in {summary['wall_s']:.2f} s")
     replace(outcome, notes=lines).show()  # the others were printed earlier
-    classes = [table] if (table := class_table(summary)) else []
-    for table in classes:
-        table.turned().show()
-    write_report(Path(cfg.out) / PAGE_FILE, [outcome], more=classes, conditions=conditions_table(summary),
-                 lead=f"{conditions(run.scenario, price)} {cost_words(found['cost']).capitalize()}.",
-                 plots=depths(run))
+    if classes := class_table(summary):
+        classes.turned().show()
+    write_report(Path(cfg.out) / PAGE_FILE, [outcome], more=[classes], conditions=conditions_table(summary),
+                 lead=conditions(run.scenario, price), plots=depths(run))
     return summary
-
-
-def cost_words(cost: Mapping[str, Any]) -> str:
-    """Returns the cost of a run's chips, in words."""
-    of_all = f", all requests {number(cost['of_all'])}" if "of_all" in cost else ""
-    money = f" and cost {number(cost['per_million_tokens'])}{of_all}" if "per_hour" in cost else ""
-    return f"a million tokens take {number(cost['chip_hours_per_million_tokens'])} chip-hours{money}"

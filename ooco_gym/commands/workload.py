@@ -100,7 +100,7 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
     rows.append(("KS of gaps", f"{arrivals['ks_gaps']:.4f}"))
     tables.append(Table("", ("window", "dispersion: trace", "generator", "ratio"), [
         (f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", as_text(item["ratio"], ".3f"))
-        for window, item in arrivals["dispersion"].items()], align="l"))
+        for window, item in arrivals["dispersion"].items()]))
     for side in ("prompt", "output"):
         rows.append((f"KS of {side} lengths", f"{lengths[side]['ks']:.4f}"))
     if lengths["rank_correlation"] is not None:

@@ -147,9 +147,8 @@ def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
     title = f"{figures['model']} on {figures['chip']}{split}, timing {figures['timing']}"
     head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]
     columns = [Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
-               Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound, align="l")]
-    return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{title}", head, body,
-                  align="r"),
+               Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound)]
+    return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{title}", head, body),
             Table.of(columns, figures["prefill"], f"Prefill of one prompt\n{title}"))
 
 

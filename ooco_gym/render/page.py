@@ -1,10 +1,11 @@
-"""The page of outcomes of `simulate`, `compare`, `capacity` and `evaluate`."""
+"""The page of outcomes of `simulate`, `compare`, `capacity` and `evaluate`, and its parts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,12 @@ from ooco_gym.metrics.quality import judge, rules_of
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import title_of
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
-from ooco_gym.render.outcome import RUN_METRICS, Outcome, Row, compare, metrics_of
+from ooco_gym.render.metrics import RUN_METRICS, Row, compare, metrics_of
+from ooco_gym.render.outcome import MOST_COLUMNS, WORDS, Outcome
 from ooco_gym.report import (
     Section,
     Table,
     at_least,
-    command_line,
     curve,
     duration,
     joined,
@@ -33,17 +34,20 @@ from ooco_gym.report import (
 )
 from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import flat
-from ooco_gym.sim.state import FINISHED, PS_PER_S
+from ooco_gym.report.templates import sentence
+from ooco_gym.sim.state import PS_PER_S
 
 if TYPE_CHECKING:
+    from ooco_gym.scenario import ResolvedScenario
     from ooco_gym.simulation import Run
 
-MOST_COLUMNS = 9  # wider tables are transposed
 BINS, LEAST_BIN_S = 48, 60.0  # of a window: number of bins, and their least length
+HOURS_FROM_S = 7200.0  # a longer window's axis is in hours
 CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
     ("TTFT P99", "ttft_p99_s", duration), ("TPOT P99", "tpot_p99_s", duration),
     ("output tokens/s", "output_tokens_per_s", number))
+PERCENTILES = {f"{name.lower()}_p{share}_s": f"{name} P{share}" for name in ("TTFT", "TPOT") for share in (50, 90, 99)}
 
 
 def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) -> Outcome:
@@ -76,10 +80,9 @@ def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> 
             f"{', '.join(map(str, sorted(seeds)))}")
 
 
-def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, more: Sequence[Table] = (),
+def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, more: Sequence[Table | None] = (),
                  conditions: Table | None = None, lead: str = "", plots: Sequence[Plot] = ()) -> Path:
-    """Writes the page of outcomes as one HTML file, atomically, with the command that reproduces
-    it.
+    """Writes the page of outcomes as one HTML file, atomically.
 
     Args:
         path: the file.
@@ -94,14 +97,28 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, m
         tables = one.tables()
         tables[0] = replace(tables[0], title="")  # the page or section has the title
         tables = [table.turned() if len(table.head) > MOST_COLUMNS else table for table in tables]
+        further = ([], []) if index else ([table for table in more if table], plots)
         parts.append(Section(one.title if len(outcomes) > 1 else "", [one.answer()] if index else [],
-                             [*tables, *(more if index == 0 else ())],
-                             [*one.chart(), *(plots if index == 0 else ()), *one.plots], notes=one.notes))
+                             [*tables, *further[0]], [*one.chart(), *further[1], *one.plots], notes=one.notes))
     if conditions is not None:
         parts.append(Section("Conditions", tables=[conditions]))
-    if line := command_line():
-        parts.append(Section("How to reproduce this page", commands=[line]))
     return write_page(path, outcomes[0].title, parts, f"{outcomes[0].answer()}\n{lead}".rstrip())
+
+
+# --- Conditions and classes -----------------------------------------------------------------------------------------
+def conditions(known: ResolvedScenario, price: float | None = None, chips: int | None = None) -> str:
+    """Returns chips, model, SLOs, window and price, in a sentence.
+
+    Args:
+        known: the scenario.
+        price: of a chip-hour, in any currency.
+        chips: number of chips, if not that of the scenario's cluster.
+    """
+    names = known.cluster.hardware()[2]
+    kinds = list(dict.fromkeys(names))
+    counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(one)} {one}" for one in kinds])
+    return sentence(WORDS, "conditions", known=known, chips=counted, price=price,
+                    hourly=price and price * (chips or len(names)))
 
 
 def conditions_table(summary: Row) -> Table:
@@ -122,79 +139,84 @@ def class_table(summary: Row) -> Table | None:
     for name, one in summary.get("classes", {}).items():
         bounds = one.get("censored", ())
         cells = [at_least(write(one.get(key)), key in bounds) for _, key, write in CLASS_FIGURES]
-        rows.append((name, promise_of(one), *cells))
+        rows.append((name, sentence(WORDS, "promise", one=one), *cells))
     return Table("Classes of requests", ("class", "SLO", *(head for head, *_ in CLASS_FIGURES)), rows, (
         "For offline classes, violations are missed deadlines among the decided requests. Tokens are those of requests "
         "completed in the window.")) if rows else None
 
 
-def promise_of(one: Mapping[str, Any]) -> str:
-    """Returns a class's SLO from its metrics in a summary, and the number of requests with their own SLO."""
-    own = one.get("own_slos" if one["online"] else "own_deadlines", 0)
-    single = f"own {'SLO' if one['online'] else 'deadline'} of {own:,} requests" if own else ""
-    if own and own >= one["arrived"]:
-        usual = ""
-    elif not one["online"]:
-        usual = "" if one["deadline_s"] is None else f"finished within {duration(one['deadline_s'])}"
-    else:
-        usual = f"TTFT {one['ttft_slo_s']:g} s, TPOT {1000 * one['tpot_slo_s']:g} ms"
-    weight = f"weight {one['weight']:g}" if one["online"] and one["weight"] != 1 else ""
-    return ", ".join(part for part in (usual, single, weight) if part) or "nothing"
+def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
+    """Returns TTFT and TPOT by policy and online class, means over seeds; None without online arrivals."""
+    rows = []
+    for policy, each in runs.items():
+        parts: dict[str, list[Row]] = {}
+        for one in each:
+            named = {name: about for name, about in one.get("classes", {}).items() if about["online"]}
+            for name, about in (named or {"online": one["online"]}).items():
+                parts.setdefault(name, []).append(about)
+        for name, mine in sorted(parts.items()):
+            cells = []
+            for key in PERCENTILES:
+                mean = float(np.mean(np.array([part[key] for part in mine], float)))
+                cells.append(at_least(duration(mean), any(key in part["censored"] for part in mine)))
+            if any(part["arrived"] for part in mine):
+                rows.append((policy, name, *cells))
+    return Table("Percentiles by class", ("policy", "class", *PERCENTILES.values()), rows) if rows else None
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
 def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
-    """Returns plots of TTFT, TPOT and violations over the window; `budget`: allowed violation rate."""
+    """Returns plots of TTFT, TPOT and violations over the window; `budget`: allowed violation rate.
+
+    A request unfinished at the run's end counts with its waiting time by then.
+    """
     if not summary["online"]["arrived"]:
         return []
     window_s, classes = float(summary.get("arrivals_s", summary["window_s"])), summary.get("classes", {})
     slos = [summary["scenario"]["classes"][name] for name, one in classes.items() if one["online"]]
     slos = [] if summary["online"].get("own_slos") else slos or [summary["scenario"]["slo"]]
-    unit, unit_s = ("h", 3600.0) if window_s >= 7200.0 else ("min", 60.0)
+    unit_s, axis = _axis(window_s)
     edges = np.linspace(0.0, window_s, 1 + int(np.clip(window_s / LEAST_BIN_S, 5, BINS)))
     middles = (edges[:-1] + edges[1:]) / 2 / unit_s
-    which = np.digitize(online_quality(run, "arrival_s"), edges[1:-1]).astype(np.int8)
+    requests, found = counted(run, online=True), dict[str, np.ndarray]()
+    found["ttft_s"], found["tpot_s"], found["violated"] = requests.columns(
+        partial(judge, rules=rules_of(run)), "ttft_s", "tpot_s", "violated")
+    arrival_s = (requests["arrival_ps"] - round(run.window_s[0] * PS_PER_S)) / PS_PER_S
+    which = np.digitize(arrival_s, edges[1:-1]).astype(np.int8)
     plots, dashed = [], "; dashed: SLO" if slos else ""
     for title, key, factor, of, limits in (
             (f"TTFT P99 by arrival (s){dashed}", "ttft_s", 1.0, 0.99, {slo["ttft_s"] for slo in slos}),
             (f"TPOT P99 by arrival (ms){dashed}", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
-            ("SLO violations by arrival (%); dashed: limit", "late", 100.0, None, {budget})):
-        quality = online_quality(run, key)
+            ("SLO violations by arrival (%); dashed: limit", "violated", 100.0, None, {budget})):
         values = []
         for place in range(len(middles)):
-            some = quality[(which == place) & ~np.isnan(quality)]
-            value = np.nan
-            if some.size:
-                value = factor * float(np.mean(some) if of is None else np.quantile(some, of))
-            values.append(value)
+            some = found[key][(which == place) & ~np.isnan(found[key])]
+            values.append(factor * float(some.mean() if of is None else np.quantile(some, of)) if some.size else np.nan)
         promised = [curve("", [0.0, window_s / unit_s], [factor * limit] * 2, -1, "dashes") for limit in sorted(limits)]
-        plots.append(plot(title, [*promised, curve(label, middles, values)],
-                          f"time since the window's start ({unit})", log="y" if of is not None else ""))
+        plots.append(plot(title, [*promised, curve(label, middles, values)], axis, log="y" if of is not None else ""))
     return plots
 
 
-def online_quality(run: Run, name: str) -> np.ndarray:
-    """Returns `arrival_s`, `ttft_s`, `tpot_s` or `late` (bool) of the counted online requests,
-    (n,).
+def depths(run: Run) -> list[Plot]:
+    """Returns plots of waiting and running requests, and KV memory, over the window."""
+    start_s, end_s = run.window_s
+    t_s = np.asarray(run.samples.get("t_s", ())) - start_s
+    inside = (t_s >= 0) & (t_s <= end_s - start_s)
+    if not inside.any():
+        return []
+    unit_s, axis = _axis(end_s - start_s)
+    x = t_s[inside] / unit_s
+    counts = {name: run.samples[key][inside].sum(axis=1) for name, key in (
+        ("online, waiting", "online_waiting"), ("online, running", "urgent"),
+        ("offline, waiting", "offline_waiting"), ("offline, running", "offline"))}
+    waiting = [curve(name, x, values, colour) for colour, (name, values) in enumerate(counts.items()) if values.any()]
+    share = [curve(f"instance {index}", x, 100 * values, index)
+             for index, values in enumerate(run.samples["kv_share"][inside].T[:8])]
+    return [plot("Waiting and running requests", waiting, axis),
+            plot("KV memory in use (%)", share, axis, yaxis_range=[0, 100])]
 
-    A request unfinished at the run's end counts with its waiting time by then. TPOT counts from the
-    first token; it is NaN for single tokens and for requests that never began.
-    """
-    requests, rules, start_ps = counted(run, online=True), rules_of(run), round(run.window_s[0] * PS_PER_S)
-    end_s = run.simulated_s - run.window_s[0]
 
-    def times_s(some: np.ndarray, name: str) -> np.ndarray:
-        return (some[name] - start_ps) / PS_PER_S
-
-    def ttft_s(some: np.ndarray) -> np.ndarray:
-        first_s = np.where(some["generated_tokens"] >= 1, times_s(some, "first_token_ps"), end_s)
-        return first_s - times_s(some, "arrival_ps")
-
-    def tpot_s(some: np.ndarray) -> np.ndarray:
-        until_s = np.where(some["status"] == FINISHED, times_s(some, "finish_ps"), end_s)
-        steps, several = some["output_tokens"] - 1.0, (some["generated_tokens"] >= 1) & (some["output_tokens"] > 1)
-        return np.where(several, (until_s - times_s(some, "first_token_ps")) / np.maximum(steps, 1.0), np.nan)
-
-    values = {"arrival_s": lambda some: times_s(some, "arrival_ps"), "ttft_s": ttft_s, "tpot_s": tpot_s,
-              "late": lambda some: judge(some, rules).violated}
-    return requests.each(values[name])
+def _axis(window_s: float) -> tuple[float, str]:
+    """Returns the seconds of a unit of the time axis, and its title."""
+    unit, unit_s = ("h", 3600.0) if window_s >= HOURS_FROM_S else ("min", 60.0)
+    return unit_s, f"time since the window's start ({unit})"

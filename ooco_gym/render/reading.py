@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from ooco_gym.metrics.statistics import apart, interval_words, paired_interval
 from ooco_gym.metrics.summary import infeasible_words
-from ooco_gym.render.outcome import COMPUTED, LATE, SERVED, Key, Outcome, Row, compare, heading
+from ooco_gym.render.metrics import COMPUTED, LATE, SERVED, Row, compare, heading
+from ooco_gym.render.outcome import WORDS, Outcome
 from ooco_gym.render.page import load_title
-from ooco_gym.report import curve, joined, number, percent, plot, with_interval
+from ooco_gym.report import curve, joined, percent, plot, with_interval
 from ooco_gym.report.pages import Plot
-from ooco_gym.report.tables import RANGE
+from ooco_gym.report.templates import sentence
 
 RATE, TOKENS, AGAIN = "sustained.rate", "sustained.total_tokens_per_s", "offline.wasted_tokens_per_s"
 RANKED = "offline_reference_gpu_s_per_s"  # the metric by which `evaluate` ranks
@@ -66,15 +67,14 @@ def evaluated(summary: Row) -> list[Outcome]:
     return found
 
 
-def _aggregates(suite: Row) -> dict[str, dict[Key, str]]:
+def _aggregates(suite: Row) -> dict[str, dict[str, str]]:
     """Returns columns of the normalised service, and of the probability that a policy beats the reference."""
-    titles = {"iqm": f"IQM of offline work over the {suite['normalised_by']}",
-              "probability_of_improvement": f"probability of more than {suite['reference']}"}
-    columns: dict[str, dict[Key, str]] = {title: {} for title in titles.values()}
-    for one in suite["policies"]:
-        for name, title in titles.items():
-            mean, low, high = ((one[name] or {}).get(key) for key in ("value", "ci_low", "ci_high"))
-            columns[title][one["policy"], None] = with_interval(mean, low, high, ".3g")
+    columns: dict[str, dict[str, str]] = {}
+    for name, title in (("iqm", f"IQM of offline work over the {suite['normalised_by']}"),
+                        ("probability_of_improvement", f"probability of more than {suite['reference']}")):
+        for one in suite["policies"]:
+            ends = map((one[name] or {}).get, ("value", "ci_low", "ci_high"))
+            columns.setdefault(title, {})[one["policy"]] = with_interval(*ends, form=".3g")
     return columns
 
 
@@ -84,18 +84,20 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
     for condition in dict.fromkeys(row["condition"] for row in summary["results"]):
         mine = [row for row in summary["results"] if row["condition"] == condition]
         base = str(mine[0]["best_baseline_tuned_as"] or mine[0]["best_baseline"])
-        ratios, limits, rows = {}, {}, []
+        more: dict[str, dict[str, str]] = {f"total tokens/s over {base}'s": {}, "limited by": {}}
+        over, limits = more.values()
+        rows = []
         for row in mine:
-            key = (str(row["tuned_as"] or row["policy"]), row["cluster"])
-            ratios[key] = with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, "undefined")
-            limits[key] = row["limited_by"]
-            figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]),
-                       TOKENS: (row["total_tokens_per_s"], None, None),
-                       COMPUTED: (row["offline_computed_tokens_per_s"]["mean"], None, None),
-                       LATE: (row["violation_rate"], None, None),
-                       AGAIN: (row["wasted_tokens_per_s"]["mean"], None, None)}
-            rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
-                      **dict(zip(("mean", "ci_low", "ci_high"), one, strict=True))} for metric, one in figures.items()]
+            policy = name_of(row)
+            over[policy] = with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", none="undefined")
+            limits[policy] = row["limited_by"]
+            for metric, *ends in ((RATE, row["rate"], row["ci_low"], row["ci_high"]),
+                                  (TOKENS, row["total_tokens_per_s"], None, None),
+                                  (COMPUTED, row["offline_computed_tokens_per_s"]["mean"], None, None),
+                                  (LATE, row["violation_rate"], None, None),
+                                  (AGAIN, row["wasted_tokens_per_s"]["mean"], None, None)):
+                rows.append({"metric": metric, "policy": policy, "cluster": row["cluster"], "feasible": row["rate"] > 0,
+                             **dict(zip(("mean", "ci_low", "ci_high"), ends, strict=True))})
         clusters = joined(list(dict.fromkeys(row["cluster"] for row in mine)))
         loads = [load_words(peak) for peak in summary["peaks"] if condition.startswith(f"{peak['workload']} on ")]
         found.append(Outcome(
@@ -104,49 +106,36 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             f"The sustained load is the highest at which at most {percent(limit, 0)} of the online requests violate "
             "their SLOs and the backlog does not grow: the median over resamples of the seeds. SLO violations and "
             "recomputed tokens are those at the highest simulated load within these limits. "
-            f"{interval_words(mine[0]['n_seeds'])}",
-            {f"total tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
+            f"{interval_words(mine[0]['n_seeds'])}", more, most_sustained(mine),
             [*loads[:1], *infeasible_words(mine[0].get("infeasible")), *summary["notes"]], _curves(mine, limit)))
     return found
 
 
-def _most(rows: Sequence[Row]) -> str:
+def name_of(row: Row) -> str:
+    """Returns the policy of a row of `capacity`, as it was tuned."""
+    return str(row["tuned_as"] or row["policy"])
+
+
+def most_sustained(rows: Sequence[Row]) -> str:
     """Returns a sentence on the policy that sustains most, and on the one that computes most if it is another."""
     best = max(rows, key=lambda row: row["total_tokens_per_s"])
-    if not best["rate"] > 0:
-        return "No policy sustains any offline load: even without it " + (
-            "the backlog of the workload's own offline requests grows (offline.own=false leaves them out)." if all(
-                row["limited_by"] == "backlog" for row in rows) else "too many online requests violate their SLOs.")
     tied = [row for row in rows if not apart(list(row["behind"].values()), best["total_tokens_per_s"])]
-    amount = f"{number(best['rate'])} offline requests/s ({number(best['total_tokens_per_s'])} total tokens/s)"
-    names = [f"`{row['tuned_as'] or row['policy']}`" for row in tied]
-    if len(tied) == len(rows) > 1:
-        text = f"{joined(names)} sustain equally much, {amount}: this load does not distinguish them."
-    else:
-        text = f"{joined(names)} sustain{'s' * (len(tied) == 1)} most: {amount}."
     ahead = max(rows, key=lambda row: row["offline_computed_tokens_per_s"]["mean"] or 0.0)
     most, mine = (row["offline_computed_tokens_per_s"] for row in (ahead, best))
-    if ahead in tied or not apart(paired_interval(most["values"], mine["values"]), most["mean"] or 0.0):
-        return text
-    return (f"{text} By tokens computed in the window, unfinished requests included, "
-            f"`{ahead['tuned_as'] or ahead['policy']}` is ahead ({number(most['mean'])} tokens/s).")
+    level = ahead in tied or not apart(paired_interval(most["values"], mine["values"]), most["mean"] or 0.0)
+    return sentence(WORDS, "sustained", rows=rows, tied=[name_of(row) for row in tied], ahead=None if level else ahead)
 
 
 def load_words(peak: Row) -> str:
     """Returns a sentence on the online load of a measurement."""
-    begin = f"TPOT from {peak['tpot_from'].replace('_', ' ')}"
-    if peak["floor"] is None:
-        return f"{begin}: load factor {peak['factor']:.4g} on the workload's own rate, as given."
-    return (f"{begin}: peak factor {peak['factor']:.4g} on the workload's own rate ({peak['rate_per_s']:.3g} requests "
-            f"a second in the day's mean): {percent(peak['violation_rate'])} violate their SLOs without offline work, "
-            f"{percent(peak['floor'])} alone on an idle cluster.")
+    return sentence(WORDS, "load", peak=peak)
 
 
 def _curves(rows: Sequence[Row], limit: float) -> list[Plot]:
     """Returns plots of violation rate and service over the offline rates that were tried."""
     late, served = [], []
     for colour, row in enumerate(rows):
-        name, rates = str(row["tuned_as"] or row["policy"]), [point["offline_rate"] for point in row["curve"]]
+        name, rates = name_of(row), [point["offline_rate"] for point in row["curve"]]
         shares = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in row["curve"]]
         late.append(curve(name, rates, shares, colour))
         served.append(curve(name, rates, [point["total_tokens_per_s"] for point in row["curve"]], colour))

@@ -6,25 +6,23 @@ JSON, so Plotly's Python package is not loaded.
 
 from __future__ import annotations
 
-import html
-import json
 import os
-import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ooco_gym.files import atomic_write
 from ooco_gym.report.tables import Table, missing
+from ooco_gym.report.templates import rendered
 from ooco_gym.version import __version__
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")  # Okabe, Ito; Tol
 GREY, GRID_COLOUR = "#666", "#E3E3E3"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 HEIGHT = 300  # height of a plot, in pixels
 Plot = dict[str, Any]  # Plotly's `data` and `layout`, and a `title`
 
@@ -99,57 +97,17 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def page(title: str, sections: Sequence[Section], lead: str = "") -> bytes:
-    """Returns a whole page as HTML: title, `lead` (one paragraph per line), links to sections, and sections."""
-    style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), b""
-    if in_sweep():  # each of its many pages would contain Plotly
-        sections = [replace(part, plots=()) for part in sections]
-    if any(part.plots for part in sections):
-        plotly = find_spec("plotly")
-        assert plotly is not None and plotly.origin is not None
-        code = Path(plotly.origin).with_name("package_data") / "plotly.min.js"
-        script = b"<script>" + code.read_bytes() + b"</script>\n"
-    links = " ".join(f'<a href="#s{index}">{html.escape(part.title)}</a>' for index, part in enumerate(sections)
-                     if part.title)
-    body = "\n".join(_section(index, part) for index, part in enumerate(sections))
-    head = (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n")
-    leads = "".join(f'<p class="lead">{_prose(line)}</p>\n' for line in lead.split("\n"))
-    rest = (f"</head>\n<body>\n<h1>{html.escape(title)}</h1>\n{leads}<nav>{links}</nav>\n{body}\n"
-            f'<p class="note">Made by ooco-gym {__version__}.</p>\n</body>\n</html>\n')
-    return head.encode() + script + rest.encode()
-
-
-def _section(index: int, part: Section) -> str:
-    pieces = [f'<section id="s{index}">']
-    if part.title:
-        pieces.append(f"<h2>{html.escape(part.title)}</h2>")
-    if part.sentences:
-        seen = "".join(f"<li>{_prose(line)}</li>" for line in part.sentences)
-        pieces.append(f'<ul class="seen">{seen}</ul>')
-    pieces += [table.html() for table in part.tables]
-    if part.notes:
-        pieces.append(f'<p class="warn">{"<br>".join(map(_prose, part.notes))}</p>')
-    if part.plots:
-        shown = "".join(_drawn(f"p{index}-{number}", one) for number, one in enumerate(part.plots))
-        pieces.append(f'<div class="plots">{shown}</div>')
-    if part.commands:
-        pieces.append(f"<pre>{html.escape(chr(10).join(part.commands))}</pre>")
-    return "\n".join([*pieces, "</section>"])
-
-
-def _drawn(name: str, one: Plot) -> str:
-    """Returns a plot with its title as a caption, which wraps; Plotly draws it once the page is loaded."""
-    data, layout = (json.dumps(one[part]).replace("</", "<\\/") for part in ("data", "layout"))
-    return (f'<figure><figcaption>{html.escape(one["title"])}</figcaption><div id="{name}"></div><script>'
-            f'addEventListener("DOMContentLoaded", () => Plotly.newPlot("{name}", {data}, {layout}, '
-            "{responsive: true, displayModeBar: false}))</script></figure>")
-
-
-def _prose(text: str) -> str:
-    """Returns a sentence as HTML, with names in backquotes as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
+    """Returns a whole page as HTML: title, `lead` (one paragraph per line), links to sections, the sections, and the
+    running command."""
+    plotly = ""
+    if any(part.plots for part in sections) and not in_sweep():  # each of its many pages would contain Plotly
+        package = find_spec("plotly")
+        assert package is not None and package.origin is not None
+        plotly = (Path(package.origin).with_name("package_data") / "plotly.min.js").read_text(encoding="utf-8")
+    again = [Section("How to reproduce this page", commands=[line])] if (line := command_line()) else []
+    return rendered(TEMPLATE, title=title, lead=lead.splitlines(), sections=[*sections, *again], plotly=plotly,
+                    version=__version__)
 
 
 def in_sweep() -> bool:
@@ -173,5 +131,5 @@ def command_line() -> str:
 def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:
     """Writes `page` as one HTML file, atomically, and returns its path."""
     with atomic_write(path) as temporary:
-        temporary.write_bytes(page(title, sections, lead))
+        temporary.write_text(page(title, sections, lead), encoding="utf-8")
     return Path(path)

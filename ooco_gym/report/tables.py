@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NONE = "–"  # stands for a missing value
-BRACKETS, TO, RANGE = "{} [{}, {}]", "{} ({} to {})", "{} ({}–{})"  # a mean with its interval
+NUMERIC = "0123456789-+−–<>±"  # a cell with a number begins with one of these
 Form = str | Callable[[Any], str]  # a format specification (".4g") or a function
 
 
@@ -58,8 +57,8 @@ def at_least(text: str, bound: bool = True) -> str:
 
 
 def with_interval(mean: float | None, low: float | None, high: float | None, form: Form = ".4g",
-                  between: str = BRACKETS, none: str = NONE) -> str:
-    """Returns a value with its interval, as `mean [low, high]` or in the format `between`.
+                  none: str = NONE) -> str:
+    """Returns a value with its interval, as `mean [low, high]`.
 
     Without an interval the value stands alone; a missing value becomes `none`.
     """
@@ -67,7 +66,7 @@ def with_interval(mean: float | None, low: float | None, high: float | None, for
         return none
     if missing(low) or missing(high):
         return as_text(mean, form)
-    return between.format(*(as_text(value, form) for value in (mean, low, high)))
+    return "{} [{}, {}]".format(*(as_text(value, form) for value in (mean, low, high)))
 
 
 def minus(text: str) -> str:
@@ -96,13 +95,11 @@ class Column(NamedTuple):
         head: its title.
         value: a record's value: a key, or a function of the record.
         form: of the value.
-        align: `l` or `r`.
     """
 
     head: str
     value: str | Callable[[Any], Any]
     form: Form = ""
-    align: str = "r"
 
     def cell(self, record: Any) -> str:
         """Returns the column's text for a record."""
@@ -118,15 +115,12 @@ class Table:
         head: a title per column; if all are empty, none is shown at the terminal.
         rows: of cells; other values than strings are formatted by `as_text`.
         note: an explanation below the table, except in Markdown.
-        align: `l` or `r` per column, the last one for all that follow; empty: the first column `l`,
-            the others `r` if they hold numbers.
     """
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
-    align: str = "lr"
 
     def __post_init__(self) -> None:
         for name in ("title", "note"):
@@ -143,8 +137,7 @@ class Table:
         rows = []
         for record in records:
             rows.append([column.cell(record) for column in columns])
-        align = "".join(column.align for column in columns)
-        return cls(title, [column.head for column in columns], rows, note, align)
+        return cls(title, [column.head for column in columns], rows, note)
 
     def turned(self) -> Table:
         """Returns the table transposed if it has more columns than rows, because terminals are narrow."""
@@ -155,26 +148,8 @@ class Table:
 
     def markdown(self) -> str:
         """Returns the table in Markdown, without title and note."""
-        lines = [self.head, ["---:" if side == "r" else "---" for side in self._sides()], *self.rows]
+        lines = [self.head, ["---:" if side == "r" else "---" for side in self.sides], *self.rows]
         return "\n".join(map(_markdown_line, lines))
-
-    def html(self) -> str:
-        """Returns the table in HTML, with title and note; an interval in brackets gets its own line."""
-        head, kinds = "", []
-        for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
-            kind = " class=text" if index > 0 and side == "l" else ""
-            head += f"<th{kind}>{html.escape(name)}</th>"
-            kinds.append(f'{kind} data-head="{html.escape(name)}"' if len(self.head) > 3 else kind)
-        rows = "".join(_html_row(row, kinds) for row in self.rows)
-        title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
-        note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
-        kind = ""
-        if len(self.head) == 2:
-            kind = ' class="words"'
-        elif len(self.head) > 3:
-            kind = ' class="wide"'
-        table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        return f'{title}<div class="scroll">{table}</div>{note}'
 
     def show(self, screen: Console | None = None, unbroken: int = 0) -> None:
         """Prints the table; the first `unbroken` columns never break a cell over lines."""
@@ -184,36 +159,24 @@ class Table:
 
         view = RichTable(title=escape(self.title) or None, title_justify="left", caption=escape(self.note) or None,
                          caption_justify="left", show_header=any(self.head), box=HEAVY_HEAD if any(self.head) else None)
-        for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
+        for index, (name, side) in enumerate(zip(self.head, self.sides, strict=True)):
             view.add_column(escape(name), justify="right" if side == "r" else "left", overflow="fold",
                             no_wrap=index < unbroken)
         for row in self.rows:
             view.add_row(*map(escape, row))
         (screen or console()).print(view, highlight=False)
 
-    def _sides(self) -> str:
-        if not self.align:
-            return "l" + "".join("r" if _numeric(cells) else "l" for cells in list(zip(*self.rows, strict=True))[1:])
-        return self.align[: len(self.head)] + self.align[-1] * (len(self.head) - len(self.align))
-
-
-def _numeric(cells: Sequence[str]) -> bool:
-    some = [cell for cell in cells if cell]
-    return bool(some) and all(cell[0] in "0123456789-+−–<±" for cell in some)
+    @property
+    def sides(self) -> str:
+        """`l` or `r` for each column: numbers stand at the right, except in the first."""
+        sides = "l"
+        for cells in [*zip(*self.rows, strict=True)][1:]:
+            sides += "r" if any(cells) and all(cell[0] in NUMERIC for cell in cells if cell) else "l"
+        return sides.ljust(len(self.head), "l")
 
 
 def _markdown_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _html_row(cells: Sequence[str], kinds: Sequence[str]) -> str:
-    columns = [f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True)]
-    return f"<tr>{''.join(columns)}</tr>"
-
-
-def _html_cell(text: str) -> str:
-    value, bracket, interval = text.partition(" [")
-    return html.escape(value) + (f'<br><span class="ci">[{html.escape(interval)}</span>' if bracket else "")
 
 
 def plain_table(values: Mapping[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,5 +38,12 @@ def _environment(folder: Path) -> Environment:
 
     made = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                        autoescape=lambda name: ".html" in (name or ""))
-    made.filters |= FILTERS
+    made.filters |= {**FILTERS, "prose": _prose}
     return made
+
+
+def _prose(text: str) -> str:
+    """Returns a sentence as HTML, with names in backquotes as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))

@@ -1,7 +1,6 @@
 """Evaluation: identical windows for all, feasibility before score, intervals that say what may be said."""
 
 import csv
-import html
 import json
 import warnings
 
@@ -18,6 +17,7 @@ from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
 from ooco_gym.errors import UserError
 from ooco_gym.render.reading import evaluated
+from tests.html_pages import Page
 
 SEEDS = [21, 22, 23, 24, 25, 26]
 CARTPOLE = {"id": "CartPole-v1", "splits": {"test": [1, 2]}}
@@ -77,11 +77,12 @@ def test_files_hold_the_windows_and_the_table(summary):
     rows = list(csv.DictReader((folder / "episodes.csv").open()))
     assert len(rows) == 12 * len(RULES)
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
-    page = (folder / "evaluation.html").read_text(encoding="utf-8")
-    assert ">ranked</th>" in page and "no: too many violations</td>" in page and "12 held-out windows" in page
-    assert "Most offline work (reference GPU-s/s) ranks first." in page, "what ranks is named beside the reward"
-    assert "IQM of offline work over the mean of ooco" in page and "probability of more than ooco" in page
-    assert "bootstrap over 12 windows, widened to match Student&#x27;s t" in page
+    page = Page(folder / "evaluation.html")
+    assert "ranked" in page.texts["th"] and "no: too many violations" in page.texts["td"]
+    assert "12 held-out windows" in page.texts["h1"][0]
+    assert "Most offline work (reference GPU-s/s) ranks first." in page.text, "what ranks is named beside the reward"
+    assert "IQM of offline work over the mean of ooco" in page.text and "probability of more than ooco" in page.text
+    assert "bootstrap over 12 windows" in page.text
 
 
 @pytest.mark.parametrize("seeds, episodes", [([21], 1), ([21, 22], 4), (None, 3)])
@@ -352,8 +353,8 @@ def test_windows_on_which_a_policy_was_trained_are_not_called_held_out(run_folde
     with pytest.warns(UserWarning, match=f"policy '{run_folder.name}' was trained on windows of seed 3, so "):
         result = evaluate.main(config(tmp_path, env=env, policies=[str(run_folder), "ooco"], seeds=None, episodes=2))
     (said,) = result["notes"]
-    page = (tmp_path / "evaluation.html").read_text(encoding="utf-8")
-    assert html.escape(said) in page and "held-out" not in page
+    page = Page(tmp_path / "evaluation.html")
+    assert said in page.text and "held-out" not in page.text
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from ooco_gym import Scenario, simulate
 from ooco_gym.metrics import requests_table, summarise
-from ooco_gym.render.outcome import compare
+from ooco_gym.render.metrics import compare
 from ooco_gym.resources import load_yaml
 from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim.state import FINISHED, REJECTED
