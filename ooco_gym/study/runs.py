@@ -148,16 +148,16 @@ class Jobs:
         known: list[Any] = [key and self.store.get(key) for key in keys]
         missing = [item for item, answer in zip(items, known, strict=True) if answer is None]
         if min(self.workers, len(missing)) <= 1:
-            computed = map(function, missing)
+            computed = (_with_remarks(function, item) for item in missing)
         else:
-            computed = map(Future.result, [self._started().submit(function, item) for item in missing])
+            computed = map(Future.result, [self._started().submit(_with_remarks, function, item) for item in missing])
         for key, answer in zip(keys, known, strict=True):
             if answer is None:
                 answer = next(computed)
                 if key is not None:
                     answer = as_json(answer)
                     self.store.put(key, answer)
-            yield answer
+            yield _told(answer)["answer"]
 
     def all(self, scenarios: list[Scenario], policy: str) -> list[dict[str, Any]]:
         """Returns summaries of one policy on several scenarios, in their order."""
@@ -208,6 +208,11 @@ class Jobs:
             answer.set_exception(error)
         else:
             answer.set_result(_told(computed.result()))
+
+
+def _with_remarks(function: Callable[[Item], Any], item: Item) -> dict[str, Any]:
+    with remarks() as said:
+        return {"answer": function(item), "remarks": said}
 
 
 def _told(answer: dict[str, Any]) -> dict[str, Any]:
