@@ -16,11 +16,8 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
 
-CLAIRVOYANT = "belady"
-RETENTIONS = ("lru", "ttl", "turns", CLAIRVOYANT)  # eviction orders of a prefix cache (`sim.retention`)
 FIRST_TOKENS = ("prefill", "decode")
-RETENTION_KEYS = {"ttl": ("retention_ttl_s",), "turns": ("retention_turn_s", "retention_token_s")}
-CHOICES = {"retention": RETENTIONS, "pd_first_token": FIRST_TOKENS}
+CHOICES = {"pd_first_token": FIRST_TOKENS}
 MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # limits: requests of a batch and tokens of a block; instances of a group
 # Lowest and highest value of each number, and its unit in a message. Transfer times must fit the
 # clock.
@@ -29,9 +26,6 @@ BOUNDS = {
     "host_link_bytes_per_s": (1e6, 1e15, " bytes a second"),
     "host_gib": (0, 999_999, ""),
     "kv_offloading_gib": (0, 999_999, ""),
-    "retention_turn_s": (-100_000, 100_000, " seconds"),
-    "retention_token_s": (-100_000, 100_000, " seconds"),
-    "retention_ttl_s": (0, 100_000, " seconds"),
     "pd_handover_s": (0, 60, " seconds"),
 }
 WHOLE = {"max_batch": (2, MOST), "block_tokens": (1, MOST), "max_num_batched_tokens": None, "max_num_seqs": None}
@@ -81,10 +75,7 @@ class Cluster:
     host_link_bytes_per_s: float = 25e9  # between an instance and host memory
     host_gib: float = 4.0  # host memory for swapped requests, per instance
     kv_offloading_gib: float = 0.0  # host memory as second tier of the prefix cache, per instance
-    retention: str = "lru"  # eviction order of the prefix cache: one of RETENTIONS
-    retention_ttl_s: float = 0.0  # `ttl`: time that a finished request's blocks are held
-    retention_turn_s: float = 0.0  # `turns`: extra time for each turn of a conversation, up to the fifth
-    retention_token_s: float = 0.0  # `turns`: reduction, times ln(1 + new tokens of the prompt)
+    retention: Any = None  # which block of the prefix cache gives way: a name in conf/retention; None: the policy says
     pd_first_token: str = "prefill"  # pools: which instance sends the client its first token
     pd_handover_s: float = 0.11  # with `decode`: time from the end of the KV transfer until the request can decode
     max_batch: int = 1024
@@ -126,10 +117,6 @@ class Cluster:
             if getattr(cluster, key) not in known:
                 raise UserError(f"cluster '{cluster.name}': {key} must be one of {', '.join(known)}, got "
                                 f"{getattr(cluster, key)!r}")
-        keys = RETENTION_KEYS.get(cluster.retention, ())
-        if keys and not any(getattr(cluster, key) for key in keys):
-            raise UserError(f"cluster '{cluster.name}': retention={cluster.retention} is lru as long as "
-                            f"{'=0 and '.join(keys)}=0: give {keys[-1]}, in seconds (docs/simulator.md)")
         if cluster.mixed and cluster.pd_first_token != FIRST_TOKENS[0]:
             raise UserError(f"cluster '{cluster.name}': pd_first_token={cluster.pd_first_token} is of relaxed and "
                             "strict pools; mixed instances prefill and decode a request in one place")

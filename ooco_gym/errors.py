@@ -108,7 +108,8 @@ _ENVIRONMENTS = {"control": "onlinetuning", "gating_v0": "prefillgate", "preempt
 FORMER = {
     "env": _ENVIRONMENTS,
     "environment": _ENVIRONMENTS,
-    "key": {"partner": "base_policy"},
+    "key": {"partner": "base_policy", "retention_ttl_s": "retention=ttl:ttl_s=…", "retention_turn_s":
+            "retention=turns:turn_s=…", "retention_token_s": "retention=turns:token_s=…"},
     "heuristic": {"partner": "base_policy"},
     "policy": {"echo_pd": "policy=echo on mixed instances, policy=slack on pools",
                "hygen_pd": "policy=hygen on mixed instances, policy=slack on pools",

@@ -116,10 +116,10 @@ def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
 
 
 def _paths_in(text: str) -> list[str]:
-    """Possible paths in a text: the text, and each part of a mix without weight and class."""
+    """Possible paths in a text: all of it, without parameters, and each part of a mix without weight and class."""
     sources = [part.rpartition("*")[2].strip() for part in text.split("+")]
     without_class = [source.rpartition("@")[0] for source in sources if "@" in source]
-    return list(dict.fromkeys([text, *sources, *without_class]))
+    return list(dict.fromkeys([text, text.partition(":")[0], *sources, *without_class]))
 
 
 def _stamp_file(path: Path, found: dict[Path, str]) -> None:

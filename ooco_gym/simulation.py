@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import RETENTION_KEYS, RETENTIONS, Cluster
+from ooco_gym.cluster import Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics import summarise
@@ -28,7 +28,6 @@ from ooco_gym.sim.build import build_state, least_ps, slo_ps
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
-from ooco_gym.sim.retention import Retention
 from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
@@ -143,8 +142,6 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
         host_link_bytes_per_s=cluster.host_link_bytes_per_s,
         host_bytes=cluster.host_gib * 2.0**30,
         offloading_bytes=cluster.kv_offloading_gib * 2.0**30,
-        retention=Retention(RETENTIONS.index(cluster.retention), cluster.retention_turn_s, cluster.retention_token_s,
-                            cluster.retention_ttl_s),
         engine_clock=EngineClock.load(cluster.engine_clock),
         decode_first_token=cluster.pd_first_token == "decode",
         handover_s=cluster.pd_handover_s,
@@ -176,6 +173,8 @@ class Simulation:
         `whole` (as in `simulate`), an episode ends once all SLO violations are certain."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
+        if self.scenario.cluster.retention:
+            chosen = replace(chosen, kept_by=policy_of(self.scenario.cluster.retention, "retention"))
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
         template = EngineClock.load(self.scenario.cluster.engine_clock).template_tokens
@@ -186,7 +185,7 @@ class Simulation:
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
-        self.sim_config = sim_config = sim_config_of(self.scenario, trace)
+        self.sim_config = sim_config = replace(sim_config_of(self.scenario, trace), retention=chosen.retention)
         self.ttft_slo_ps = None  # the clients' SLO, if it differs from the engine's
         if sim_config.engine_clock.has_frontend:
             self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.ttft_s, len(trace))
@@ -284,12 +283,9 @@ def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, polic
     if sim_config.offloading_bytes and not state.blocks.size:
         notes.append(f"kv_offloading_gib={cluster.kv_offloading_gib:g} is not used: it is memory for a prefix cache, "
                      f"and policy '{policy.name}' has none here (prefix_caching)")
-    if sim_config.retention.order and not state.blocks.size:
-        notes.append(f"retention={cluster.retention} is not used: it orders a prefix cache, and policy '{policy.name}' "
-                     "has none here (prefix_caching)")
-    for order, keys in RETENTION_KEYS.items():
-        notes += [f"{key}={getattr(cluster, key):g} is not used: it is for retention={order}, and this is "
-                  f"{cluster.retention}" for key in keys if getattr(cluster, key) and order != cluster.retention]
+    if policy.kept_by is not None and not state.blocks.size:
+        notes.append(f"retention={policy.kept_by.name} is not used: it orders a prefix cache, and policy "
+                     f"'{policy.name}' has none here (prefix_caching)")
     if policy.mixed and sim_config.engine_clock.async_scheduling and not state.config.async_scheduling:
         notes.append(f"policy '{policy.name}' composes an iteration after the previous one ends, as its engine has no "
                      f"asynchronous scheduling. The host times of engine_clock={sim_config.engine_clock.name} were "

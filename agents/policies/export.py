@@ -18,15 +18,16 @@ from agents.environments import OBSERVATION_KEYS, observed_shapes
 from agents.policies.describing import manifest
 from agents.policies.runs import LoadedRun, imitated, load_run
 from agents.settings import plain, require, whole
-from ooco_gym.cluster import CLAIRVOYANT, Cluster
+from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.policy import get_policy, is_policy
+from ooco_gym.policy import get_policy, is_policy, policy_of
 from ooco_gym.policy.registry import known_of
 from ooco_gym.policy.weights import write_linear_bundle
 from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, REFERENCE_FILE, Policy, read_manifest, write_bundle
 from ooco_gym.runtime.manifest import read_arrays
 from ooco_gym.runtime.networks import Sizes, built
 from ooco_gym.runtime.writing import FORMS, VECTORS
+from ooco_gym.sim.retention import BELADY
 
 _TOLERANCE = 1e-4
 # Layers of `agents.policies.networks`, and their names in `weights.npz`.
@@ -103,8 +104,9 @@ def _forms(config: Mapping[str, Any]) -> list[str]:
 def _refuse_clairvoyance(env: Mapping[str, Any]) -> None:
     """Raises UserError if the policy was trained with a prefix cache that knows the future."""
     cluster = env.get("cluster") or (env.get("scenario") or {}).get("cluster")
-    if cluster is not None and Cluster.load(cluster).retention == CLAIRVOYANT:
-        raise UserError(f"the policy has learned on a cluster with retention={CLAIRVOYANT}, a bound that no engine can "
+    retention = None if cluster is None else Cluster.load(cluster).retention
+    if retention and policy_of(retention, "retention").keeps == BELADY:
+        raise UserError("the policy has learned on a cluster with retention=belady, a bound that no engine can "
                         "implement; train it with another retention")
 
 

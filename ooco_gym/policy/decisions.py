@@ -1,4 +1,4 @@
-"""The six decision points of the event loop; environments split `compose` further
+"""The seven decision points of the event loop; environments split `compose` further
 (`envs/stepping.py`).
 
 A rule for a point is a compiled function of a `View` that returns an integer, whose meaning depends
@@ -56,7 +56,12 @@ PULL = Point("pull", s.PULL, "a strict instance has composed its next step and s
              "none: the residents of the relaxed instances",
              "the number of slots written to state.picks, 0 (none suits), or FULL (no free memory). It may set "
              "instances[i].pull_wake_ps, the time of the next decision")
-POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
+RETAIN = Point("retain", s.RETAIN,
+               "a request of a mixed instance with a prefix cache ends or is preempted: it reads its blocks no more",
+               "none: the request is view.request",
+               "microseconds that its blocks are kept longer than their last use says: the block with the earliest sum "
+               "is evicted first (0 for all: LRU)")
+POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN)
 
 
 def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:

@@ -1,4 +1,4 @@
-"""A policy: six rules, one for each decision point, and their parameters."""
+"""A policy: seven rules, one for each decision point, and their parameters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ooco_gym.errors import UserError, is_number, nearest
 from ooco_gym.policy import rules
 from ooco_gym.policy.weights import Layout, SetsParameters, read_weights
 from ooco_gym.sim import state as s
+from ooco_gym.sim.retention import LRU, RULED, Retention
 
 # Policy parameters that the simulator reads from `State.config`, under the same names.
 SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_tokens", "max_num_seqs",
@@ -21,7 +22,7 @@ SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_to
             "engine_version", "safepoint_layers", "preempt", "preempted_kv", "output_window", "outputs_by_class",
             "host_gib")
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs")  # they size an engine's batches, and its memory peak
-HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
+HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull", "retain")
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,18 @@ class Param:
         return float(value)
 
 
-def slots(params: tuple[Param, ...]) -> Any:
+def slots(params: tuple[Param, ...], first: int = 0) -> Any:
     """Names the indices of parameters in State.params: `P.slo_margin` is an index, also in compiled
-    rules."""
-    if len(params) > s.PARAMS:
-        raise ValueError(f"a policy may have {s.PARAMS} parameters, not {len(params)}")
-    return namedtuple("Slots", [p.name for p in params])(*range(len(params)))
+    rules. Those of a retention rule are behind the policy's (`first`)."""
+    most = s.KEEPS if first else s.PARAMS
+    if len(params) > most:
+        raise ValueError(f"a policy may have {most} parameters, not {len(params)}")
+    return namedtuple("Slots", [p.name for p in params])(*range(first, first + len(params)))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Six rules and their parameters. Missing rules are the plain defaults of `policy/rules.py`.
+    """Seven rules and their parameters. Missing rules are the plain defaults of `policy/rules.py`.
 
     Attributes:
         name: registered name.
@@ -108,6 +110,8 @@ class Policy:
             SEES_FINISHING (vLLM's own scheduler) or SYNCHRONOUS (its engine waits for the previous
             iteration).
         linear: how a bundle describes these weights; None: no bundle can.
+        keeps: how its instances' prefix caches evict, if `retain` does not say (`sim.retention`).
+        kept_by: the retention rule of the cluster, in the place of its own.
         file: its file, as `get_policy` accepts it; empty for a registered name.
     """
 
@@ -123,12 +127,15 @@ class Policy:
     compose: Any = None
     evict: Any = None
     pull: Any = None
+    retain: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
     layout: Layout | None = None
     async_scheduling: int = s.HIDES_FINISHING
     linear: SetsParameters | None = None
+    keeps: int = LRU
+    kept_by: Policy | None = None
     file: str = ""
 
     def __post_init__(self) -> None:
@@ -141,14 +148,14 @@ class Policy:
         return all(getattr(rule, "flushes", False) for rule in self.hooks())
 
     def hooks(self) -> tuple[Any, ...]:
-        """The six compiled rules in the order of the decision points."""
+        """The seven compiled rules in the order of the decision points."""
         return self._hooks
 
     @cached_property  # environments read it at every decision that a rule answers
     def _hooks(self) -> tuple[Any, ...]:
         plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.every_resident,
-                 rules.last_joined, rules.never_pull)
-        mine = (getattr(self, name) for name in HOOKS)
+                 rules.last_joined, rules.never_pull, rules.as_last_used)
+        mine = (getattr(self.kept_by or self if name == "retain" else self, name) for name in HOOKS)
         return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
 
     def with_values(self, values: Mapping[str, Any], where: str = "policy") -> Policy:
@@ -166,16 +173,24 @@ class Policy:
         return replace(self, values={**self.values, **values})
 
     def vector(self) -> np.ndarray:
-        """Returns the parameters as float64[PARAMS] for State.params.
+        """Returns the parameters as float64[PARAMS + KEEPS] for State.params.
 
         Raises:
             UserError: a parameter without a value, or with an invalid one.
         """
         return self._vector.copy()
 
+    @property
+    def retention(self) -> Retention:
+        """How blocks of its prefix cache give way."""
+        mine = self.kept_by or self
+        return Retention(RULED if mine.retain is not None else mine.keeps, float(mine.values.get("ttl_s", 0.0)))
+
     @cached_property
     def _vector(self) -> np.ndarray:
-        vector = np.zeros(s.PARAMS)
+        vector = np.zeros(s.PARAMS + s.KEEPS)
+        if self.kept_by is not None:
+            vector[s.PARAMS:] = self.kept_by.vector()[:s.KEEPS]
         for index, param in enumerate(self.params):
             if param.name not in self.values:
                 raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}': give the Param "

@@ -69,33 +69,34 @@ def is_policy(text: str) -> bool:
     return is_file(text) or split_name(text)[0] in list_policies()
 
 
-def get_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
-    """Finds a policy by name or file, optionally with `:param=value,…`, and also sets `values`.
+def get_policy(name: str, values: Mapping[str, Any] | None = None, group: str = "policy") -> Policy:
+    """Finds a policy by name or file, optionally with `:param=value,…`, and also sets `values`; in the
+    group `retention`, a rule for evicting blocks of a prefix cache.
 
     Raises:
         UserError: unknown policy, file or parameter, or an invalid value.
     """
     base, text = split_name(name)
-    policy = _from_file(base) if is_file(base) else _registered(base)
+    policy = _from_file(base, group) if is_file(base) else _registered(base, group)
     if text:
-        policy = policy.with_values(_parse_values(text, name), "policy")
-    return policy.with_values(values or {}, "policy")
+        policy = policy.with_values(_parse_values(text, name), group)
+    return policy.with_values(values or {}, group)
 
 
 @lru_cache(maxsize=64)
-def _registered(name: str) -> Policy:
-    if name in names("policy"):
-        values, where = load_yaml("policy", name), f"conf/policy/{name}.yaml"
+def _registered(name: str, group: str = "policy") -> Policy:
+    if name in names(group):
+        values, where = load_yaml(group, name), f"conf/{group}/{name}.yaml"
         rules = _rules_of(values)
         if rules is None:
-            raise UserError(f"policy '{name}': {where} needs module: PACKAGE.MODULE or file: my_rule.py")
+            raise UserError(f"{group} '{name}': {where} needs module: PACKAGE.MODULE or file: my_rule.py")
         values = parameters_in(values)
         if values.get("weights"):
             values["weights"] = shipped_name(str(values["weights"]))
         return replace(rules, name=name).with_values(values, where)
-    if name in _entries():
+    if group == "policy" and name in _entries():
         return _entries()[name].load()
-    raise unknown("policy", name, list_policies())
+    raise unknown(group, name, list_policies() if group == "policy" else names(group))
 
 
 def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
@@ -156,7 +157,7 @@ def known_of(text: str) -> dict[str, Any]:
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------
-def _from_file(location: str) -> Policy:
+def _from_file(location: str, group: str = "policy") -> Policy:
     """The policy in `my_rule.py`, `my_rule.py:shortest` or `my_rule.yaml`."""
     path, _, wanted = location.partition(":")
     if path.endswith(_PYTHON):
@@ -164,13 +165,13 @@ def _from_file(location: str) -> Policy:
     elif wanted:
         raise UserError(f"policy '{location}': a YAML file holds one policy; leave out ':{wanted}'")
     else:
-        values = load_yaml("policy", existing(path))
+        values = load_yaml(group, existing(path))
         name = str(values.get("name", Path(path).stem))
         rules = _rules_of(values, path)
-        if rules is None and name not in list_policies():
+        if rules is None and group == "policy" and name not in list_policies():
             raise UserError(f"policy file '{path}' names no module or policy; expected file: my_rule.py, extends: NAME "
                             f"or name: NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
-        policy = replace(rules or _registered(name), name=name).with_values(parameters_in(values), path)
+        policy = replace(rules or _registered(name, group), name=name).with_values(parameters_in(values), path)
         if rules is None:
             return policy  # a registered one with other values: name and values suffice
     return replace(policy, file=location)
@@ -233,14 +234,14 @@ def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
     return spelled(*_named(value))
 
 
-def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
+def policy_of(value: str | Mapping[str, Any] | Policy, group: str = "policy") -> Policy:
     """Accepts a policy as users write it: a name or a file, a mapping with `name` and parameters,
-    or a `Policy`."""
+    or a `Policy`; in the group `retention`, a rule for evicting blocks."""
     if isinstance(value, Policy):
         return value
     if isinstance(value, str):
-        return get_policy(value)
-    policy = get_policy(*_named(value))
+        return get_policy(value, group=group)
+    policy = get_policy(*_named(value), group)
     return replace(policy, name=str(value["name"])) if "name" in value and "file" in value else policy
 
 

@@ -2,7 +2,7 @@
 
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, RETAIN, ROUTE, hook
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import flush, flush_totals, urgent_load
@@ -274,3 +274,9 @@ def last_joined(view):
 def never_pull(view):
     """Pulls nothing."""
     return s.FULL
+
+
+@hook(RETAIN, flushes=True)
+def as_last_used(view):
+    """Keeps blocks in the order of their last use, as vLLM does."""
+    return 0

@@ -21,30 +21,30 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.engine_versions import FREED_IN_ORDER
+from ooco_gym.sim.free_queue import NONE, push, queue_index, unlink
+from ooco_gym.sim.queues import add_task
 from ooco_gym.sim.retention import (
     BELADY,
     HEAPED,
     PINNED,
+    RULED,
+    S3FIFO,
     TTL,
     WORTH,
     by_worth,
     least_worth,
     push_heap,
     unlink_heap,
+    worth_for,
     worth_of,
 )
-from ooco_gym.sim.state import LEVELS, NEVER
+from ooco_gym.sim.s3fifo import enter_fifo, fifo_of, fifo_victim, leave_fifo, use_again
+from ooco_gym.sim.state import ASK, LEVELS, NEVER, RETAIN_FOR, View, rule_at
 
-NONE = -1
 FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no known request wants
 
 
 # --- Offsets in a row of State.kv ------------------------------------------------------------------------------------
-@inner
-def _queue_index(state, level):
-    return state.config.index_size + 2 * level
-
-
 @inner
 def _spare_index(state):
     return state.config.index_size + 2 * LEVELS
@@ -122,6 +122,8 @@ def _insert(state, instance, block, key):
     index = _probe(state, instance, key)
     blocks[block].key = key
     blocks[block].twin = NONE
+    if state.config.retention == S3FIFO:
+        enter_fifo(state, instance, block, key)
     if kv[index] == 0:
         kv[index] = block + 1
         return
@@ -138,6 +140,8 @@ def _forget(state, instance, block):
     key = blocks[block].key
     if key == 0:
         return
+    if state.config.retention == S3FIFO:
+        leave_fifo(state, instance, block)
     index = _probe(state, instance, key)
     first, after = kv[index] - 1, blocks[block].twin
     blocks[block].key = 0
@@ -168,62 +172,29 @@ def _close_gap(state, instance, index):
         ahead = (ahead + 1) & last
 
 
-# --- Queues of free blocks -----------------------------------------------------------------------------
-@inner
-def _push(state, instance, block, level, at_head):
-    blocks, kv, index = state.blocks[instance], state.kv[instance], _queue_index(state, level)
-    head, tail = kv[index], kv[index + 1]
-    one = blocks[block]
-    one.level = level
-    one.previous, one.next = (NONE, head) if at_head else (tail, NONE)
-    if head < 0:
-        kv[index], kv[index + 1] = block, block
-    elif at_head:
-        blocks[head].previous = block
-        kv[index] = block
-    else:
-        blocks[tail].next = block
-        kv[index + 1] = block
-
-
-@inner
-def _unlink(state, instance, block):
-    blocks, kv = state.blocks[instance], state.kv[instance]
-    one = blocks[block]
-    if one.level == HEAPED:
-        unlink_heap(state, instance, block)
-        return
-    index = _queue_index(state, one.level)
-    if one.previous < 0:
-        kv[index] = one.next
-    else:
-        blocks[one.previous].next = one.next
-    if one.next < 0:
-        kv[index + 1] = one.previous
-    else:
-        blocks[one.next].previous = one.previous
-
-
+# --- Free blocks ----------------------------------------------------------------------------------------------------
 @inner
 def _get_new_block(state, instance):
     """Takes the free block with the least valuable content, which is forgotten."""
     kv, level = state.kv[instance], 0
-    if by_worth(state) and kv[_queue_index(state, 0)] < 0:
+    if by_worth(state) and kv[queue_index(state, 0)] < 0:
         block = least_worth(state, instance)
-        _unlink(state, instance, block)
-        _forget(state, instance, block)
-        return block
-    while kv[_queue_index(state, level)] < 0:  # callers have checked that there is one
-        level += 1
-    block = kv[_queue_index(state, level)]
-    _unlink(state, instance, block)
+    elif state.config.retention == S3FIFO and kv[queue_index(state, 0)] < 0:
+        block = fifo_victim(state, instance)
+    else:
+        while kv[queue_index(state, level)] < 0:  # callers have checked that there is one
+            level += 1
+        block = kv[queue_index(state, level)]
+    unlink(state, instance, block)
     _forget(state, instance, block)
     return block
 
 
 @inner
 def _level_of(state, instance, block, hash_id):
-    """Queue of a block with content: one for all (LRU), or by future use (Echo 4.2)."""
+    """Queue of a block with content: one for all (LRU), S3-FIFO's two, or by future use (Echo 4.2)."""
+    if state.config.retention == S3FIFO:
+        return fifo_of(state, instance, block)
     if state.config.kv_priority == 0:
         return 0
     wanted = state.reuse[hash_id] if hash_id >= 0 else 0
@@ -237,7 +208,7 @@ def worthless(state, instance, most):
     """Number of the next blocks to be taken, at most `most`, whose content no known request wants."""
     blocks, by_task, count = state.blocks[instance], state.config.kv_priority, 0
     for level in range(FINISHED_ONLINE + 1):
-        block = state.kv[instance, _queue_index(state, level)]
+        block = state.kv[instance, queue_index(state, level)]
         while block >= 0 and count < most and (by_task or blocks[block].key == 0):
             count += 1
             block = blocks[block].next
@@ -287,7 +258,9 @@ def touch(state, instance, slot, count):
         block = get_cached_block(state, instance, key_of(state, slot, i))
         one = state.blocks[instance, block]
         if one.references == 0:
-            _unlink(state, instance, block)
+            unlink(state, instance, block)
+        if state.config.retention == S3FIFO:
+            use_again(state, instance, block)
         one.references += 1
         state.kv[instance, index + i] = block
 
@@ -324,7 +297,13 @@ def free_table(state, instance, slot, wanted):
         offload(state, instance, slot)
         if not wanted:
             renew_offloaded(state, instance, slot)
-    index, idle = _table_index(state, request.row), 0
+    index, idle, worth = _table_index(state, request.row), 0, state.clock.now_ps
+    if state.config.retention == RULED and state.config.retain_rule:
+        answer = rule_at(state.config.retain_rule)(View(state, instance, slot, state.picks[:0]))
+        if answer != ASK:
+            worth = worth_for(state, answer)
+        elif not wanted:
+            add_task(state, RETAIN_FOR, instance, slot)
     in_order = state.config.engine_version >= FREED_IN_ORDER
     for i in range(request.blocks - 1, -1, -1):
         block = state.kv[instance, index + i]
@@ -335,10 +314,12 @@ def free_table(state, instance, slot, wanted):
         idle += 1
         one.online = request.online
         if one.key == 0 and in_order:
-            _push(state, instance, block, 0, False)
+            push(state, instance, block, 0, False)
         elif one.key != 0 and state.config.retention == TTL and not wanted:
             _pin(state, instance, block)
             idle -= 1
+        elif one.key != 0 and state.config.retention == RULED:
+            push_heap(state, instance, block, worth)
         elif one.key != 0 and by_worth(state):
             _keep(state, instance, slot, i, block, wanted)
         elif one.key != 0:
@@ -346,11 +327,11 @@ def free_table(state, instance, slot, wanted):
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
             if wanted and state.config.kv_priority:
                 level = max(level, 2) if not request.online else LEVELS - 1
-            _push(state, instance, block, level, False)
+            push(state, instance, block, level, False)
     for i in range(0 if in_order else request.blocks):
         block = state.kv[instance, index + i]
         if state.blocks[instance, block].references == 0 and state.blocks[instance, block].key == 0:
-            _push(state, instance, block, 0, True)
+            push(state, instance, block, 0, True)
     state.kv[instance, _spare_index(state) + spec.rows_free] = request.row
     spec.rows_free += 1
     request.row = NONE
@@ -358,10 +339,20 @@ def free_table(state, instance, slot, wanted):
 
 
 @inner
+def keep_for(state, instance, slot, answer):
+    """Changes the value of a finished request's blocks that no other request reads."""
+    for i in range(state.requests[slot].num_computed_tokens // state.config.block_tokens - 1, -1, -1):
+        block = get_cached_block(state, instance, key_of(state, slot, i))
+        if block >= 0 and state.blocks[instance, block].level == HEAPED:
+            unlink_heap(state, instance, block)
+            push_heap(state, instance, block, worth_for(state, answer))
+
+
+@inner
 def _pin(state, instance, block):
     """Holds an unread block for a time."""
     state.heaps[instance, block, WORTH] = state.clock.now_ps + state.config.pinned_ps
-    _push(state, instance, block, PINNED, False)
+    push(state, instance, block, PINNED, False)
 
 
 @inner
@@ -370,23 +361,23 @@ def unpin(state, instance, more):
 
     Returns their number.
     """
-    freed, head = 0, state.kv[instance, _queue_index(state, PINNED)]
+    freed, head = 0, state.kv[instance, queue_index(state, PINNED)]
     while head >= 0:
         if state.heaps[instance, head, WORTH] > state.clock.now_ps:
             if more <= 0:
                 break
             more -= 1
-        _unlink(state, instance, head)
-        _push(state, instance, head, 0, False)
+        unlink(state, instance, head)
+        push(state, instance, head, 0, False)
         freed += 1
-        head = state.kv[instance, _queue_index(state, PINNED)]
+        head = state.kv[instance, queue_index(state, PINNED)]
     return freed
 
 
 @inner
 def pinned_until(state, instance):
     """When the time of the longest-held blocks is over; NEVER if none are held."""
-    head = state.kv[instance, _queue_index(state, PINNED)]
+    head = state.kv[instance, queue_index(state, PINNED)]
     return state.heaps[instance, head, WORTH] if head >= 0 else np.int64(NEVER)
 
 
@@ -441,7 +432,7 @@ def offload(state, instance, slot):
     if not first < end <= first + state.tier[instance].blocks:
         return
     _hold(state, row, slot, first, end, 1)
-    oldest = state.kv[row, _queue_index(state, 0)]
+    oldest = state.kv[row, queue_index(state, 0)]
     for i in range(first, end):
         key = key_of(state, slot, i)
         if get_cached_block(state, row, key) >= 0:
@@ -449,10 +440,10 @@ def offload(state, instance, slot):
         while blocks[oldest].references > 0:
             oldest = blocks[oldest].next
         block, oldest = oldest, blocks[oldest].next
-        _unlink(state, row, block)
+        unlink(state, row, block)
         _forget(state, row, block)
         _insert(state, row, block, key)
-        _push(state, row, block, 0, False)
+        push(state, row, block, 0, False)
         blocks[block].references = 1
     _hold(state, row, slot, first, end, 0)
     state.offloaded[slot] = end
@@ -475,8 +466,8 @@ def renew_offloaded(state, instance, slot):
     for i in range(state.requests[slot].num_computed_tokens // state.config.block_tokens - 1, -1, -1):
         block = get_cached_block(state, row, key_of(state, slot, i))
         if block >= 0:
-            _unlink(state, row, block)
-            _push(state, row, block, 0, False)
+            unlink(state, row, block)
+            push(state, row, block, 0, False)
 
 
 # --- Future use of content (Echo 4.2) ----------------------------------------------------------------------
@@ -496,6 +487,6 @@ def note_demand(state, slot, change):
                 block = get_cached_block(state, instance, np.int64(shared) * sub_blocks + i + 1)
                 while block >= 0:
                     if state.blocks[instance, block].references == 0:
-                        _unlink(state, instance, block)
-                        _push(state, instance, block, _level_of(state, instance, block, shared), False)
+                        unlink(state, instance, block)
+                        push(state, instance, block, _level_of(state, instance, block, shared), False)
                     block = state.blocks[instance, block].twin

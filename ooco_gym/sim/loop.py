@@ -14,7 +14,7 @@ from numba import types
 from ooco_gym.compile import function_at, inlined, inner, jit
 from ooco_gym.compile.instructions import prefetch
 from ooco_gym.sim import state as s
-from ooco_gym.sim.blocks import note_demand
+from ooco_gym.sim.blocks import keep_for, note_demand
 from ooco_gym.sim.costs import blocks_for, steady
 from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
 from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, dispatch, place_new, retry_pushes
@@ -179,7 +179,17 @@ def _end_iteration(state, instance):
 
 
 @inlined
-def _work(state, route, interrupt, gate, compose, evict, pull):
+def _retain(state, instance, slot, hook):
+    """Asks outside how long a request's blocks stay in the prefix cache; its rule did not say."""
+    answer = ask(state, s.RETAIN, instance, slot, 0, hook)
+    if answer == s.ASK:
+        return UNANSWERED
+    keep_for(state, instance, slot, answer)
+    return TASK_DONE
+
+
+@inlined
+def _work(state, route, interrupt, gate, compose, evict, pull, retain):
     """Runs the open tasks. Returns UNANSWERED if one waits for an answer."""
     queues = state.queues
     while queues.task_head < queues.task_tail:
@@ -193,6 +203,8 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
             done = place_new(state, slot, route, evict)
         elif kind == s.RETRY_PUSHES:
             done = retry_pushes(state, instance, route, evict)
+        elif kind == s.RETAIN_FOR:
+            done = _retain(state, instance, slot, retain)
         else:
             done = dispatch(state, instance, gate, compose, evict, pull)
             if done != UNANSWERED:
@@ -205,14 +217,14 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
 
 
 @inner
-def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
+def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, until_ps, answer):
     """Advances the episode; see `run`."""
     pending, clock = state.pending, state.clock
     if pending.point != s.NO_POINT and answer != s.ASK:
         pending.answered = 1
         pending.answer = answer
     while True:
-        if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
+        if _work(state, route, interrupt, gate, compose, evict, pull, retain) == UNANSWERED:
             return s.ASKED
         if clock.next_arrival_ps == UNKNOWN:
             clock.next_arrival_ps = _next_arrival(state)
@@ -270,7 +282,7 @@ def run(handle, rules, until_ps, answer):
 
     Args:
         handle: address of the episode (`state.handle_of`).
-        rules: int64[6], addresses of the compiled rules for route, interrupt, gate, compose, evict and pull
+        rules: int64[7], addresses of the compiled rules for route, interrupt, gate, compose, evict, pull and retain
             (`decisions.addresses`).
         until_ps: the horizon; events at that time still happen.
         answer: the answer to the decision that the last call stopped at, or ASK.
@@ -280,8 +292,12 @@ def run(handle, rules, until_ps, answer):
             `until_ps`. DONE: the window is over, and everything that `Config.ends` waits for has
             happened.
     """
-    return run_loop(s.state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
-                    rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)
+    state = s.state_at(handle)
+    outer, state.config.retain_rule = state.config.retain_rule, rules[6]
+    why = run_loop(state, rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
+                   rule_at(rules[4]), rule_at(rules[5]), rule_at(rules[6]), until_ps, answer)
+    state.config.retain_rule = outer
+    return why
 
 
 @jit(types.void(types.int64))

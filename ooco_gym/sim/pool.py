@@ -13,7 +13,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.config import SimConfig
 from ooco_gym.sim.policy_context import PREFILL_ENTRIES
-from ooco_gym.sim.retention import BELADY, LRU, TURNS, Retention, next_uses, retained_size, turn_bonus
+from ooco_gym.sim.retention import BELADY, LRU, RULED, TASK, Retention, history, next_uses, retained_size
 from ooco_gym.sim.waiting import words_for
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
@@ -36,8 +36,9 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
         sizes["tiers"] = 1 + (sim.offloading_bytes > 0)
         rows, row_size, index = _kv_sizes(trace, blocks, settings, sim.max_batch, sim.block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
-        if sim.retention.order != LRU:
-            sizes |= {"heaps": blocks + 1, "retained": retained_size(sim.retention.order, trace, names)}
+        if sim.retention.order not in (LRU, TASK):
+            places = len(tables) << int(blocks).bit_length()  # for each instance a power of two
+            sizes |= {"heaps": blocks + 1, "retained": retained_size(sim.retention.order, trace, names, places)}
     if settings.get("bidirectional"):
         if caching:
             raise UserError("bidirectional blocks cannot share prefixes: give prefix_caching=off or bidirectional=off")
@@ -90,13 +91,15 @@ def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, rete
     Raises:
         UserError: the policy has its own order.
     """
-    if state.config.kv_priority and retention.order != LRU:
+    if state.config.kv_priority and retention.order not in (LRU, TASK):
         raise UserError("kv_priority=task has its own eviction order: give kv_priority=lru or the cluster's "
                         "retention=lru")
+    if retention.order == TASK:
+        state.config.kv_priority, retention = 1, Retention()
     state.config.retention = retention.order
     state.config.pinned_ps = round(retention.ttl_s * s.PS_PER_S)
-    if state.retained.size and retention.order == TURNS:
-        state.retained[:] = turn_bonus(trace, names, retention.turn_s, retention.token_s)
+    if state.retained.size and retention.order == RULED:
+        state.retained[:] = history(trace, names)
     elif state.retained.size and names is not None and retention.order == BELADY:
         state.retained[:] = next_uses(trace, names, _dense_ids(names.values))
 

@@ -2,9 +2,10 @@
 value.
 
 A block's value is set when no request reads it any more, and the block of the lowest value is taken
-first; ties: the first freed, so that a request's last block goes before its first. With `turns` the
-value is the time of last use plus a bonus of the request that used it (`turn_bonus`). With `belady`
-it is how soon the content will be used again, which no engine can know: a bound.
+first; ties: the first freed, so that a request's last block goes before its first. With a rule
+(`policy.decisions.RETAIN`) it is the time of last use plus what the rule says of the request that
+used it. With `belady` it is how soon the content will be used again, which no engine can know: a
+bound.
 
 With `ttl` the order is LRU, but a finished request's blocks are held for a time before they count
 as free.
@@ -23,19 +24,18 @@ from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
 
-LRU, TTL, TURNS, BELADY = range(4)  # indices in `cluster.RETENTIONS`
-LAST_TURN = 5  # later turns get no larger bonus
+LRU, TTL, S3FIFO, TASK, RULED, BELADY = range(6)  # values of `Policy.keeps`
+LONGEST_US = np.int64(1_000_000_000_000)  # a rule's largest answer, eleven days
+TURN, FRESH, KNOWN = range(3)  # what State.retained has of each request if a rule is asked: its turn, its new tokens
 HEAPED = s.LEVELS  # BLOCK.level of a block in the heap
 PINNED = s.LEVELS - 1  # BLOCK.level of a block held for a time (`ttl`), in order of its end
 WORTH, NUMBER, HELD = range(3)  # columns of State.heaps
 
 
 class Retention(NamedTuple):
-    """A cluster's `retention` and its parameters, in seconds."""
+    """A cluster's order of eviction, and how long `ttl` holds blocks, in seconds."""
 
     order: int = LRU
-    turn_s: float = 0.0
-    token_s: float = 0.0
     ttl_s: float = 0.0
 
 
@@ -45,7 +45,7 @@ VLLMS_ORDER = Retention()
 @inlined
 def by_worth(state):
     """Whether free blocks with content wait in the heap, not in a queue."""
-    return state.config.retention >= TURNS
+    return state.config.retention >= RULED
 
 
 # --- The heap -------------------------------------------------------------------------------------------------------
@@ -115,12 +115,16 @@ def least_worth(state, instance):
 
 
 # --- Value of a block ------------------------------------------------------------------------------------------
+@inlined
+def worth_for(state, answer):
+    """Returns the value of a block that a rule keeps `answer` microseconds longer than its last use says."""
+    return state.clock.now_ps + min(max(answer, -LONGEST_US), LONGEST_US) * np.int64(1_000_000)
+
+
 @inner
 def worth_of(state, slot, name, wanted):
     """Returns the value of a block whose last user is request `slot`; `name` is its content's name, or
     -1; `wanted`: the request will come back for it."""
-    if state.config.retention == TURNS:
-        return state.clock.now_ps + state.retained[slot]
     if wanted:
         return -np.int64(slot)
     return -_next_use(state, name) if name >= 0 else -np.int64(state.requests.size)
@@ -144,10 +148,12 @@ def _next_use(state, name):
 
 
 # --- Before the episode ---------------------------------------------------------------------------------------------
-def retained_size(retention: int, trace: Trace, names: ContextNames | None) -> int:
-    """Number of entries of State.retained."""
-    if retention == TURNS:
-        return len(trace)
+def retained_size(retention: int, trace: Trace, names: ContextNames | None, places: int) -> int:
+    """Number of entries of State.retained; `places`: for ghosts of all instances."""
+    if retention == S3FIFO:
+        return 2 * places
+    if retention == RULED:
+        return KNOWN * len(trace)
     if retention != BELADY or names is None:
         return 0
     return 2 * len(np.unique(names.values)) + int(_name_counts(trace, names).sum())
@@ -158,27 +164,25 @@ def _name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
     return -(-np.minimum(trace.prompt_tokens, names.tokens) // trace.block_tokens)
 
 
-def turn_bonus(trace: Trace, names: ContextNames | None, turn_s: float, token_s: float) -> np.ndarray:
-    """Bonus of a request on the value of its blocks, in ps: turn_s · min(turn - 1, 4) - token_s ·
-    ln(1 + new tokens).
+def history(trace: Trace, names: ContextNames | None) -> np.ndarray:
+    """Returns State.retained for a rule: each request's turn, and its new tokens.
 
     Its turn is one more than the number of earlier prompts that it begins with, in whole hashes.
     New tokens are those behind the hashes that earlier prompts have.
     """
-    turn, fresh = np.ones(len(trace)), trace.prompt_tokens.astype(np.float64)
+    turn, fresh = np.ones(len(trace), np.int64), trace.prompt_tokens.astype(np.int64)
     if names is not None:
         known, ends = set[int](), set[int]()
         for slot, count in enumerate(_name_counts(trace, names).tolist()):
             own = names.values[names.first[slot] : names.first[slot] + count].tolist()
             found = sum(name in known for name in own)  # the known names come first
             turn[slot] += sum(name in ends for name in own)
-            fresh[slot] = max(0.0, fresh[slot] - found * trace.block_tokens)
+            fresh[slot] = max(0, fresh[slot] - found * trace.block_tokens)
             known.update(own)
             whole = int(trace.prompt_tokens[slot]) // trace.block_tokens
             if 0 < whole <= count:
                 ends.add(own[whole - 1])
-    seconds = turn_s * (np.minimum(turn, LAST_TURN) - 1) - token_s * np.log1p(fresh)
-    return np.rint(seconds * s.PS_PER_S).astype(np.int64)
+    return np.stack([turn, fresh], axis=1).ravel()
 
 
 def next_uses(trace: Trace, names: ContextNames, ids: np.ndarray) -> np.ndarray:

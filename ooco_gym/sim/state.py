@@ -59,8 +59,8 @@ SYNCHRONOUS = 0  # an iteration is composed when the previous one is over
 HIDES_FINISHING = 1  # composed while the previous one runs, without requests whose last token is in progress
 SEES_FINISHING = 2  # the same with these requests, as in vLLM's own scheduler
 
-# --- The six decision points (`policy/decisions.py`), and no point ----------------------------------------------------
-NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL = range(7)
+# --- The seven decision points (`policy/decisions.py`), and no point --------------------------------------------------
+NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN = range(8)
 
 # --- Special answers ----------------------------------------------------------------------------
 ASK = -1  # any point: answer from outside the loop
@@ -84,10 +84,11 @@ LAST_TOKENS = 1  # every one has finished, so latencies do not depend on the SLO
 ALL_TOKENS = 2  # every counted request of both classes has; the window lasts until then
 
 # --- Tasks: work left by an event, each resumable at its decision ------------------------------------------
-ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
+ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH, RETAIN_FOR = range(6)
 
 DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at by default
 PARAMS = 48  # capacity for a policy's own parameters
+KEEPS = 16  # for those of a retention rule, behind them in State.params
 MEMORY = 40  # numbers that a policy may keep per instance between decisions
 LEVELS = 64  # queues of free blocks, lowest first
 BUCKETS = 32  # buckets of prompt lengths: powers of two
@@ -109,7 +110,7 @@ class State(NamedTuple):
     integrals: Integrals
     push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests waiting for a decode instance;
     # LANDING: those with memory there (HANDED_OVER) that cannot decode yet
-    params: np.ndarray  # float64[PARAMS], the policy's own
+    params: np.ndarray  # float64[PARAMS + KEEPS], the policy's own, and its retention rule's
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, except turns that wait for another
     instances: np.ndarray  # INSTANCE[m]
@@ -197,8 +198,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     """Allocates a zeroed state of the given sizes; `sim.build` fills it."""
     return in_one_piece(State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
-        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
-        np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
+        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS + KEEPS),
+        aligned_zeros(n_requests, REQUEST), np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 4, max_batch), np.int32),
         np.zeros((n_instances, block_tokens), np.int32),
         np.zeros((n_instances, 2, max_batch), np.int64),
@@ -292,5 +293,5 @@ class View(NamedTuple):
 VIEW_TYPE = types.NamedTuple([Reference(STATE_TYPE), types.int64, types.int64, types.Array(types.int32, 1, "C")], View)
 HOOK_SIGNATURE = types.int64(VIEW_TYPE)
 HOOK_TYPE = types.FunctionType(HOOK_SIGNATURE)
-RULES_TYPE = types.Array(types.int64, 1, "C")  # addresses of the six rules, in the order of the decision points
+RULES_TYPE = types.Array(types.int64, 1, "C")  # addresses of the seven rules, in the order of the decision points
 rule_at = function_at(HOOK_TYPE)

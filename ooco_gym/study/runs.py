@@ -31,7 +31,7 @@ from ooco_gym.simulation import simulate
 
 PACKAGES = ("ooco_gym", "baselines", "agents", "experiments")
 # Groups of conf that make up a scenario.
-GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")
+GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "retention", "slo", "timing", "workload")
 ROOT = Path(resources.__file__).parents[1]
 Run = Callable[[Scenario, str], dict[str, Any]]
 Item = TypeVar("Item")

@@ -172,8 +172,8 @@ def cluster_of(random: Random, mixed: bool, extended: bool) -> dict[str, Any]:
             "pd_first_token": "prefill" if mixed else random.choice(("prefill", "decode")),
             "pd_handover_s": random.choice((0.0, 0.11, 60.0)),
             "kv_offloading_gib": random.choice((0.0, 0.0, 0.1, 64.0)),
-            "retention": random.choice(("lru", "lru", "ttl", "turns", "belady")),
-            "retention_ttl_s": 2.0, "retention_turn_s": 100.0,
+            "retention": random.choice((None, "lru", "ttl:ttl_s=2", "turns:turn_s=100", "offline_first", "s3fifo",
+                                        "belady")),
             "host_link_bytes_per_s": random.choice((25e9, 1e6)), "slo": "chat"}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
-from ooco_gym.sim.retention import HEAPED, HELD, NUMBER, PINNED, TTL, WORTH
+from ooco_gym.sim.retention import HEAPED, HELD, NUMBER, PINNED, RULED, TTL, WORTH
 
 
 def table_of(state: s.State, instance: int, slot: int) -> list[int]:
@@ -42,7 +42,7 @@ def queued(state: s.State, instance: int) -> np.ndarray:
         assert (blocks["level"][queue] == level).all()
         assert last == (queue[-1] if len(queue) else -1)
         queues.append(queue)
-    if instance < len(state.heaps) and state.config.retention > TTL:
+    if instance < len(state.heaps) and state.config.retention >= RULED:
         queues.append(heaped(state, instance))
     return np.concatenate(queues)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from pool_checks import check_pool, free_queue
 from test_blocks import MIXED, ROWS, shared_trace
 
 from ooco_gym import Scenario, simulate
-from ooco_gym.cluster import Cluster
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
+from ooco_gym.policy import Policy, get_policy, policy_of
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import (
     append_new_blocks,
@@ -33,12 +32,12 @@ from ooco_gym.sim.blocks import (
     touch,
     unpin,
 )
-from ooco_gym.sim.retention import BELADY, LRU, TTL, TURNS, Retention, turn_bonus
+from ooco_gym.sim.retention import BELADY, FRESH, KNOWN, RULED, S3FIFO, TTL, TURN, history
+from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import context_names
 
-ORDERS = st.sampled_from((Retention(), Retention(TTL, ttl_s=100.0), Retention(TURNS, 100.0, 0.0),
-                          Retention(TURNS, 0.0, 30.0),
-                          Retention(TURNS, 50.0, -20.0), Retention(BELADY)))
+ORDERS = st.sampled_from(("lru", "ttl:ttl_s=100", "turns:turn_s=100", "turns:turn_s=0,token_s=30",
+                          "turns:turn_s=50,token_s=-20", "offline_first", "s3fifo", "belady"))
 SLOTS, TOKENS, SIZE = 10, 1100, 16  # requests; tokens of each prompt; of a block
 START, FINISH, PREEMPT, UNPIN = range(4)
 
@@ -46,8 +45,8 @@ START, FINISH, PREEMPT, UNPIN = range(4)
 class Pool:
     """A block pool restated: blocks with their content, and the free ones sorted anew whenever one is taken."""
 
-    def __init__(self, retention: Retention, blocks: int, keys: list[list[int]], bonus_ps: list[int]) -> None:
-        self.retention, self.keys, self.bonus_ps = retention, keys, bonus_ps
+    def __init__(self, policy: Policy, blocks: int, keys: list[list[int]], bonus_ps: list[int]) -> None:
+        self.retention, self.keys, self.bonus_ps = policy.retention, keys, bonus_ps
         self.key = dict.fromkeys(range(1, blocks), 0)  # the engine has block 0 for itself
         self.readers = dict.fromkeys(self.key, 0)
         self.holders = dict[int, list[int]]()  # of each content, as they came
@@ -56,9 +55,12 @@ class Pool:
         self.pinned = list[tuple[int, int]]()  # (until when, block) of those held for a time (`ttl`)
         self.freed, self.started = 0, set[int]()
         self.tables = dict[int, list[int]]()
+        self.fifo, self.uses = dict.fromkeys(self.key, 0), dict.fromkeys(self.key, 0)  # S3-FIFO: 1 small, 2 main
+        self.ghosts, self.ghost_count, self.places = dict[int, tuple[int, int]](), 0, 1 << blocks.bit_length()
 
     def order(self) -> list[int]:
-        return self.empty + [block for _, _, block in sorted(self.idle)]
+        waiting = sorted(self.idle, key=lambda one: (self.fifo[one[2]] * (self.retention.order == S3FIFO), one))
+        return self.empty + [block for _, _, block in waiting]
 
     def unpin(self, now_ps: int, more: int) -> None:
         """Blocks whose time is over become free, and `more` others."""
@@ -87,20 +89,51 @@ class Pool:
         for block in found:
             self.leave(block)
             self.readers[block] += 1
+            self.uses[block] = min(3, self.uses[block] + 1)
         self.tables[slot] = list(found)
         for _ in range(len(self.keys[slot]) + 1 - len(found)):  # its last block is not full
-            block = self.order()[0]
+            block = self.victim() if self.retention.order == S3FIFO else self.order()[0]
             self.leave(block)
             if self.key[block]:
                 self.holders[self.key[block]].remove(block)
-                self.key[block] = 0
+                self.key[block] = self.fifo[block] = 0
             self.readers[block] = 1
             self.tables[slot].append(block)
         for i in range(len(found), len(self.keys[slot])):
             self.key[self.tables[slot][i]] = self.keys[slot][i]
             self.holders.setdefault(self.keys[slot][i], []).append(self.tables[slot][i])
+            self.enter(self.tables[slot][i], self.keys[slot][i])
         self.started.add(slot)
         return len(found)
+
+    def place(self, key: int) -> int:
+        return ((key * 0x9E3779B97F4A7C15 % 2**64) >> 20) % self.places
+
+    def enter(self, block: int, key: int) -> None:
+        """New content begins in the small queue, unless it was dropped from there not long ago."""
+        known, number = self.ghosts.get(self.place(key), (0, 0))
+        self.fifo[block] = 2 if known == key and self.ghost_count - number < 0.9 * (len(self.key) + 1) else 1
+        self.uses[block] = 0
+
+    def victim(self) -> int:
+        if self.empty:
+            return self.empty[0]
+        while True:
+            small, main = ([block for *_, block in sorted(self.idle) if self.fifo[block] == which] for which in (1, 2))
+            if small and (not main or list(self.fifo.values()).count(1) > 0.1 * (len(self.key) + 1)):
+                if self.uses[small[0]] < 2:
+                    self.ghost_count += 1
+                    self.ghosts[self.place(self.key[small[0]])] = self.key[small[0]], self.ghost_count
+                    return small[0]
+                self.fifo[small[0]], self.uses[small[0]] = 2, 0
+                self.leave(small[0])
+                self.wait(small[0], 0)
+            elif self.uses[main[0]] == 0:
+                return main[0]
+            else:
+                self.uses[main[0]] -= 1
+                self.leave(main[0])
+                self.wait(main[0], 0)
 
     def leave(self, block: int) -> None:
         self.empty = [one for one in self.empty if one != block]
@@ -135,9 +168,9 @@ class Pool:
         self.idle.append((worth, self.freed, block))
 
     def worth(self, slot: int, i: int, now_ps: int, wanted: bool) -> int:
-        if self.retention.order <= TTL:
+        if self.retention.order <= S3FIFO:
             return 0
-        if self.retention.order == TURNS:
+        if self.retention.order == RULED:
             return now_ps + self.bonus_ps[slot]
         if wanted:
             return -slot
@@ -145,10 +178,11 @@ class Pool:
         return -min((other for other in to_come if self.keys[slot][i] in self.keys[other]), default=SLOTS)
 
 
-@jit(types.int64(types.int64, types.int64, types.int64, types.int64))
-def act(handle, what, slot, now_ps):
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64))
+def act(handle, what, slot, now_ps, rule):
     """One thing done with a request's blocks on instance 0; returns how many it has found."""
     state = s.state_at(handle)
+    state.config.retain_rule = rule
     spec, request = state.instances[0], state.requests[slot]
     state.clock.now_ps = now_ps
     if what == UNPIN:
@@ -176,36 +210,48 @@ def key_at(handle, slot, block):
     return key_of(s.state_at(handle), slot, block)
 
 
-def setup_of(retention: Retention, kv_tokens: int = 4800, **values: Any) -> Setup:
+def setup_of(retention: str, kv_tokens: int = 4800, **values: Any) -> Setup:
     values = {"prefix_caching": "on", "max_num_seqs": 16, "reserved_blocks": 1, **values}
-    return Setup((), policy="vllm_fcfs", kv_tokens=kv_tokens, values=tuple(values.items()),
-                 rules={"retention": retention}, **MIXED)
+    policy = replace(get_policy("vllm_fcfs"), kept_by=policy_of(retention, "retention"))
+    return Setup((), policy=policy, kv_tokens=kv_tokens, values=tuple(values.items()),
+                 rules={"retention": policy.retention}, **MIXED)
+
+
+def bonus_of(retention: str, trace: Trace) -> list[int]:
+    """What a rule adds to the time of last use, in ps, worked out anew."""
+    rule, told = policy_of(retention, "retention"), history(trace, context_names(trace)).reshape(-1, KNOWN)
+    if rule.name == "offline_first":
+        return [0 if online else -10**18 for online in trace.online]
+    turn_s, token_s = (rule.values.get(name, 0.0) for name in ("turn_s", "token_s"))
+    seconds = turn_s * (np.minimum(told[:, TURN], 5) - 1) - token_s * np.log1p(told[:, FRESH])
+    return [round(1e6 * one) * 10**6 for one in seconds.tolist()]
 
 
 @given(ORDERS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=SLOTS, max_size=SLOTS),
        st.sampled_from((1200, 3300, 4800)),
        st.lists(st.tuples(st.sampled_from((START, START, FINISH, PREEMPT, UNPIN)), st.integers(0, SLOTS - 1),
                           st.sampled_from((0, 1, 40, 200))), min_size=12, max_size=50))
-def test_blocks_are_those_of_the_pool_restated(retention: Retention, groups: list[tuple[int, int]], kv_tokens: int,
+def test_blocks_are_those_of_the_pool_restated(retention: str, groups: list[tuple[int, int]], kv_tokens: int,
                                                operations: list[tuple[int, int, int]]) -> None:
     trace = shared_trace([(0.0, TOKENS, 4, True, group, shared) for group, shared in groups])
-    episode = Episode(setup_of(retention, kv_tokens), trace=trace)
+    setup = setup_of(retention, kv_tokens)
+    episode = Episode(setup, trace=trace)
+    policy, rule = episode.policy, int(episode.rules[-1])
     state, handle = episode.state, s.handle_of(episode.state)
     state.requests["instance"] = 0
     keys = [[int(key_at(handle.address, slot, block)) for block in range(TOKENS // SIZE)] for slot in range(SLOTS)]
-    bonus_ps = turn_bonus(trace, context_names(trace), retention.turn_s, retention.token_s).tolist()
-    pool, finished, now_ps = Pool(retention, kv_tokens // SIZE, keys, bonus_ps), set[int](), 0
+    pool, finished, now_ps = Pool(policy, kv_tokens // SIZE, keys, bonus_of(retention, trace)), set[int](), 0
     for what, slot, seconds in operations:
         now_ps += seconds * s.PS_PER_S
         if what in (FINISH, PREEMPT) and pool.tables:  # one of those that run
             slot = list(pool.tables)[slot % len(pool.tables)]
         if what == START and slot not in pool.tables and slot not in finished and pool.fits(slot):
-            assert act(handle.address, START, slot, now_ps) == pool.start(slot)
-        elif what == UNPIN and retention.order == TTL:
-            act(handle.address, UNPIN, slot, now_ps)
+            assert act(handle.address, START, slot, now_ps, rule) == pool.start(slot)
+        elif what == UNPIN and policy.retention.order == TTL:
+            act(handle.address, UNPIN, slot, now_ps, rule)
             pool.unpin(now_ps, slot)
         elif what in (FINISH, PREEMPT) and slot in pool.tables:
-            act(handle.address, what, slot, now_ps)
+            act(handle.address, what, slot, now_ps, rule)
             pool.free(slot, now_ps, what == PREEMPT)
             finished |= {slot} if what == FINISH else set()
         assert free_queue(state, 0) == pool.order() + [block for _, block in pool.pinned]
@@ -214,9 +260,11 @@ def test_blocks_are_those_of_the_pool_restated(retention: Retention, groups: lis
         check_pool(state, 0)
 
 
-@given(ROWS, st.sampled_from((Retention(TTL, ttl_s=2.0), Retention(TURNS, 1.0, 0.3), Retention(BELADY))),
-       st.sampled_from((2800, 6000)))
-def test_memory_adds_up_and_no_token_changes(rows: list[Any], retention: Retention, kv_tokens: int) -> None:
+ORDERS = ("ttl:ttl_s=2", "turns:turn_s=1,token_s=0.3", "offline_first", "s3fifo", "echo", "belady")
+
+
+@given(ROWS, st.sampled_from(ORDERS), st.sampled_from((2800, 6000)))
+def test_memory_adds_up_and_no_token_changes(rows: list[Any], retention: str, kv_tokens: int) -> None:
     setup, trace = setup_of(retention, kv_tokens), shared_trace(rows)
     episode = Episode(setup, trace=trace)
     for state in episode.events(3000):
@@ -232,21 +280,22 @@ def test_memory_adds_up_and_no_token_changes(rows: list[Any], retention: Retenti
 ROUND = [(10.0 * i, 2060, 2, True, i % 3, 4) for i in range(6)]
 
 
-@pytest.mark.parametrize(("order", "found"), [(LRU, [0, 0, 0, 272, 272, 272]), (BELADY, [0, 0, 0, 2048, 272, 2048])])
-def test_belady_keeps_what_comes_next(order: int, found: list[int]) -> None:
-    state = Episode(setup_of(Retention(order), 4400), trace=shared_trace(ROUND)).play(round(100e12)).state
+@pytest.mark.parametrize(("order", "found"), [("lru", [0, 0, 0, 272, 272, 272]),
+                                              ("belady", [0, 0, 0, 2048, 272, 2048])])
+def test_belady_keeps_what_comes_next(order: str, found: list[int]) -> None:
+    state = Episode(setup_of(order, 4400), trace=shared_trace(ROUND)).play(round(100e12)).state
     assert state.requests["cached_tokens"].tolist() == found
 
 
-@pytest.mark.parametrize("ttl_s", [0.0, 8.0, 1e5])
+@pytest.mark.parametrize("ttl_s", [0.001, 8.0, 1e5])
 def test_what_is_held_keeps_a_request_waiting_while_another_runs(ttl_s: float) -> None:
     """The third prompt does not fit beside what the first one has left and what the second one needs as it answers."""
     rows = [(0.0, 2060, 2, True, 0, 4), (5.0, 100, 400, True, 1, 0), (5.1, 2400, 2, True, 2, 0)]
-    state = Episode(setup_of(Retention(TTL, ttl_s=ttl_s), 3600), trace=shared_trace(rows)).play(round(200e12)).state
+    state = Episode(setup_of(f"ttl:ttl_s={ttl_s}", 3600), trace=shared_trace(rows)).play(round(200e12)).state
     left_s, answered_s, first_s = (float(state.requests[name][slot]) / 1e12 for slot, name in
                                    enumerate(("last_token_ps", "last_token_ps", "first_token_ps")))
     assert (state.requests["status"] == s.FINISHED).all()
-    if ttl_s == 0.0:
+    if ttl_s == 0.001:
         assert first_s < 6.0 < answered_s
     elif ttl_s == 8.0:
         assert left_s + ttl_s < first_s < min(left_s + ttl_s + 1.0, answered_s)
@@ -258,15 +307,8 @@ def test_a_turn_and_what_it_adds() -> None:
     """The second prompt begins with the first one whole, the third one with half of it, the fourth one with both."""
     trace = shared_trace([(0.0, 1024, 2, True, 0, 2), (1.0, 1600, 2, True, 0, 2), (2.0, 1100, 2, True, 0, 1),
                           (3.0, 300, 2, True, 1, 0)])
-    bonus_s = turn_bonus(trace, context_names(trace), 100.0, 10.0) / 1e12
-    expected = [-math.log1p(1024), 10 - math.log1p(576), -math.log1p(588), -math.log1p(300)]
-    assert bonus_s.tolist() == pytest.approx([10 * one for one in expected])
-
-
-def test_later_turns_get_no_more_than_the_fifth() -> None:
-    trace = shared_trace([(float(i), 512 * (i + 1), 2, True, 0, 9) for i in range(7)])
-    bonus_s = turn_bonus(trace, context_names(trace), 1.0, 0.0) / 1e12
-    assert bonus_s.tolist() == [0, 1, 2, 3, 4, 4, 4]
+    told = history(trace, context_names(trace)).reshape(-1, KNOWN)
+    assert told[:, TURN].tolist() == [1, 2, 1, 1] and told[:, FRESH].tolist() == [1024, 576, 588, 300]
 
 
 CLUSTER = {"name": "small", "model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c", "kv_blocks": 1200}],
@@ -281,25 +323,44 @@ def scenario_of(**cluster: Any) -> Scenario:
 def test_a_cluster_says_the_order() -> None:
     lru, belady = (simulate(scenario_of(retention=order), "vllm_fcfs").summary for order in ("lru", "belady"))
     assert belady["online"]["hit_rate"] > lru["online"]["hit_rate"]
-    unused = simulate(scenario_of(retention="turns", retention_turn_s=60), "vllm_fcfs:prefix_caching=off")
-    assert unused.notes[-1] == ("retention=turns is not used: it orders a prefix cache, and policy 'vllm_fcfs' has "
-                                "none here (prefix_caching)")
-    for order, key in (("lru", "retention_token_s"), ("belady", "retention_ttl_s")):
-        notes = simulate(scenario_of(retention=order, **{key: 60}), "vllm_fcfs").notes
-        assert sum(f"{key}=60 is not used" in note and order in note for note in notes) == 1
+    unused = simulate(scenario_of(retention="turns"), "vllm_fcfs:prefix_caching=off")
+    assert "retention=turns is not used" in unused.notes[-1]
     with pytest.raises(UserError, match="kv_priority=task has its own eviction order"):
-        simulate(scenario_of(retention="turns", retention_turn_s=60), "echo")
+        simulate(scenario_of(retention="turns"), "echo")
+
+
+OWN = """
+from ooco_gym.policy import Param, Policy, slots
+from ooco_gym.policy.decisions import RETAIN, hook
+from ooco_gym.policy.retention import FIRST_TO_GO
+from ooco_gym.sim.state import PARAMS
+
+K = slots((Param("most_s", "seconds", 0.0, 1e6, default=0.0),), PARAMS)
+
+@hook(RETAIN, flushes=True)
+def retain(view):
+    return FIRST_TO_GO if not view.state.requests[view.request].online else round(1e6 * view.state.params[K.most_s])
+
+policy = Policy("mine", (Param("most_s", "seconds", 0.0, 1e6, default=0.0),), retain=retain)
+"""
+
+
+def test_a_rule_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    offline = {"mode": "rate", "rate": 2.0, "dataset": "arxiv_summarization"}
+    known, own = (simulate(replace(scenario_of(retention=rule), offline=offline), "vllm_priority").summary
+                  for rule in ("offline_first", f"{tmp_path}/mine.py:most_s=0"))
+    assert known["offline"] == own["offline"] and known["online"] == own["online"]
 
 
 @pytest.mark.parametrize(("cluster", "message"), [
-    ({"retention": "mru"}, "retention must be one of lru, ttl, turns, belady, got 'mru'"),
-    ({"retention": "turns"}, "is lru as long as retention_turn_s=0 and retention_token_s=0: give"),
-    ({"retention": "ttl"}, "is lru as long as retention_ttl_s=0: give retention_ttl_s"),
-    ({"retention_ttl_s": -1}, "retention_ttl_s=-1 must be from 0 to 100000 seconds"),
-    ({"retention_turn_s": 1e9}, "retention_turn_s=1e\\+09 must be from -100000 to 100000 seconds")])
+    ({"retention": "mru"}, "unknown retention 'mru'"),
+    ({"retention": "ttl:ttl_s=-1"}, "ttl_s=-1 must be a number from"),
+    ({"retention": "turns:turn=3"}, "no parameter 'turn'"),
+    ({"retention_turn_s": 3}, "the key 'retention_turn_s' is now 'retention=turns:turn_s")])
 def test_a_cluster_with_another_order_is_refused(cluster: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Cluster.load({**CLUSTER, **cluster})
+        simulate(scenario_of(**cluster), "vllm_fcfs")
 
 
 TRACE = Path(os.environ.get("OOCO_GYM_DATA", "")) / "traces" / "mooncake_conversation_dev.parquet"
@@ -312,7 +373,7 @@ def test_new_tokens_tell_conversations_that_go_on() -> None:
     scenario = scenario_of(**pool)
     scenario = replace(scenario, workload={"path": str(TRACE)}, rate_scale=1.0, start_s=900.0, duration_s=500.0,
                        warmup_s=900.0, timing="ooco")
-    orders: tuple[dict[str, Any], ...] = ({}, {"retention": "turns", "retention_token_s": 100}, {"retention": "belady"})
+    orders = ({}, {"retention": "turns:turn_s=0,token_s=100"}, {"retention": "belady"})
     found = [simulate(replace(scenario, cluster={**CLUSTER, **pool, **one}), "vllm_fcfs").summary["online"]["hit_rate"]
              for one in orders]
     assert 1.2 * found[0] < found[1] < found[2]

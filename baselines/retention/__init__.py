@@ -1,0 +1,1 @@
+"""Rules for which block of a prefix cache gives way (`cluster.retention`), one file each."""
