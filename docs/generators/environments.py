@@ -249,8 +249,8 @@ def documents() -> dict[Path, str]:
     files = {f"{name}.md": f"{NOTE}{text}\n" for name, text in pages.items()}
     for one in environments():
         if one.short == PICTURES[one.page]:
-            files[f"{one.short}.svg"] = rendered(TEMPLATES / f"{one.page}.svg.j2", title=one.decision.capitalize(),
-                                                 decisions=one.decisions) + "\n"
+            files[f"{one.short}.svg"] = rendered(TEMPLATES / "decisions.svg.j2", title=one.decision.capitalize(),
+                                                 pools=one.page == "pools", decisions=one.decisions) + "\n"
     return {ROOT / "docs" / "envs" / name: text for name, text in files.items()}
 
 

@@ -14,6 +14,7 @@ from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import Simulation, simulate
 from ooco_gym.study.population import Candidate, Population
+from tests.html_pages import Page
 
 H100 = {**load_yaml("cluster", "mixed_h100_8b"), "name": "mine", "kv_fraction": 0.9}
 
@@ -81,7 +82,6 @@ def test_summary_and_page_name_the_kv_tokens_of_an_instance(tmp_path: Any, monke
     assert len(tokens) == 1 and f"{tokens.pop():,}" in (tmp_path / "S/simulate.html").read_text(encoding="utf-8")
     assert main(["compare", "policies=[vllm_priority,'vllm_priority:max_num_seqs=256']", "seeds=[1]", "workers=1",
                  *load, "out=C"]) == 0
-    page, runs = (tmp_path / "C/compare.html").read_text(encoding="utf-8"), json.loads(
-        (tmp_path / "C/summary.json").read_text())["runs"]
-    for name, (one,) in runs.items():
-        assert f"KV tokens of an instance {name}</td><td>{one['instances'][0]['kv_tokens']:,}" in page
+    rows = [row for table in Page(tmp_path / "C/compare.html").tables for row in table]
+    for name, (one,) in json.loads((tmp_path / "C/summary.json").read_text())["runs"].items():
+        assert [f"KV tokens of an instance {name}", f"{one['instances'][0]['kv_tokens']:,}"] in rows
