@@ -58,12 +58,15 @@ def test_a_training_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path: Pat
     assert arrays(run) == arrays(tmp_path / "whole")
 
 
-def test_a_suite_killed_and_begun_again_has_the_same_result(tmp_path: Path) -> None:
+def test_a_suite_killed_and_begun_again_has_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
     asked = {**{key: value for key, value in load_yaml("", "suite").items() if key != "defaults"}, "windows": 1,
-             "suite": load_yaml("suite", "v1"), "workers": 1, "policy": "slack", "tasks": ["pools_calm"]}
-    suite.main({**asked, "out": str(tmp_path / "whole")})
-    worker = started(play, {**asked, "out": str(tmp_path / "killed")})
-    worker.join(2.0 + time.time_ns() % 997 / 500)
+             "suite": load_yaml("suite", "v1"), "workers": 1, "policy": "slack",
+             "tasks": ["pools_calm", "pools_peak", "pools_bursts"]}
+    suite.main({**asked, "cache": False, "out": str(tmp_path / "whole")})
+    worker, kept = started(play, {**asked, "out": str(tmp_path / "killed")}), time.time_ns() % 5 + 1
+    while worker.is_alive() and len(list(tmp_path.glob("cache/runs/*/*.json"))) < kept:
+        time.sleep(0.002)
     worker.kill()
     worker.join()
     suite.main({**asked, "out": str(tmp_path / "killed")})

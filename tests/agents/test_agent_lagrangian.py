@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from agents.learning.lagrangian import PIDMultiplier, cost_critic
 from agents.learning.models import timed_advantages
-from ooco_gym.errors import UserError
 
 
 @settings(deadline=None, max_examples=50)
@@ -103,12 +102,3 @@ def test_a_lagrangian_run_logs_its_multiplier_and_charges_no_violation_to_the_re
     assert multipliers[-1] > multipliers[0] > 0.0
     assert all(float(row["reward/ttft_per_s"]) == 0.0 for row in rows)
     assert any(float(row["lagrangian/price"]) > 0.0 for row in rows)
-
-
-def test_figures_out_of_range_are_refused(tmp_path):
-    from agents.learning import train
-
-    with pytest.raises(UserError, match="agent.lagrangian.integral"):
-        train.main(lagrangian_config(tmp_path, integral=-1.0))
-    with pytest.raises(UserError, match="agent.lagrangian.budget"):
-        train.main(lagrangian_config(tmp_path, budget=2.0))

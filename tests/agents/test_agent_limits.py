@@ -101,19 +101,6 @@ def test_a_run_that_is_killed_before_its_first_update_goes_on(tmp_path, monkeypa
     assert all(np.array_equal(one[key].numpy(), other[key].numpy()) for key in one)
 
 
-def test_the_state_is_kept_by_the_clock_too():
-    from types import SimpleNamespace
-
-    kept = []
-    callback = callbacks.CheckpointAndStopCallback(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False),
-                                                   callbacks.Clock(None, time.monotonic()))
-    callback._on_rollout_start()
-    assert not kept
-    time.sleep(0.06)
-    callback._on_rollout_start()
-    assert len(kept) == 1
-
-
 def test_an_export_of_what_has_learned_nothing_says_so(tmp_path, run_folder):
     pytest.importorskip("onnxruntime")
     train.main(train_config(tmp_path / "run", total_timesteps=75, agent={"imitate": SLOW, "learning_rate": 0.0}))

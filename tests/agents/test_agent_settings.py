@@ -31,9 +31,8 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
         ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping, or null to leave it out"),
         ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must lie between 0 and 1"),
         ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs must be a whole number of at least 1"),
+        ({"lagrangian": {**lagrangian, "integral": -1.0}}, "agent.lagrangian.integral must be"),
         ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing must be a number of at"),
-        ({"name": "dqn"}, "unknown agent 'dqn'; expected one of: cma, maskable_ppo"),
-        ({"discount_per_s": 0.0}, "agent.discount_per_s must lie in (0, 1], got 0.0"),
     ):
         with pytest.raises(UserError) as error:
             check_agent({**agent, **change})

@@ -20,9 +20,10 @@ LOGGED = {
 
 
 def test_every_series_is_logged_against_decisions(tracked):
-    run = tracked[1]
-    assert run.names >= LOGGED
-    assert run.ended
+    folder, run = tracked
+    assert run.names >= LOGGED and run.ended and run.metrics["*"].step_metric == STEP
+    assert run.config["env"]["id"] == "ooco_gym/PrefillGate-v1" and run.config["seed"] == 1
+    assert not (folder.parent / "wandb").exists()
     for name in LOGGED:
         steps = [step for step, _ in run.series(name)]
         assert steps == sorted(steps) and all(step == int(step) for step in steps)
@@ -39,10 +40,6 @@ def test_agents_with_a_budget_log_its_series(tmp_path, monkeypatch):
                 "agent": {**config["agent"], **budget["agent"]}})
     logged = offline_run(tmp_path / "run").names
     assert {f"lagrangian/{name}" for name in ("budget", "multiplier", "violation_rate")} <= logged
-
-
-def test_metrics_have_decisions_as_axis(tracked):
-    assert tracked[1].metrics["*"].step_metric == STEP
 
 
 def test_actions_are_histograms_by_kind_of_decision(tracked):
@@ -64,11 +61,6 @@ def test_settings_are_no_shares_of_no_and_of_the_base_policy(tmp_path):
     train.main(config)
     columns = (tmp_path / "progress.csv").read_text().splitlines()[0]
     assert "rollout/simulated_s" in columns and "_share" not in columns
-
-
-def test_the_configuration_is_kept(tracked):
-    config = tracked[1].config
-    assert config["env"]["id"] == "ooco_gym/PrefillGate-v1" and config["seed"] == 1
 
 
 def test_tensorboard_gets_the_same(tmp_path):

@@ -73,8 +73,13 @@ def test_cma_climbs_a_hill_and_goes_on_from_a_pickle_to_the_bit():
 
 # --- What is turned -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [name for name in list_policies() if get_policy(name).params])
-def test_nothing_turned_is_the_policy_as_it_ships(name):
-    policy = get_policy(name)
+def test_nothing_turned_is_the_policy_as_it_ships_and_ranges_hold_the_default(name):
+    policy, params = get_policy(name), {param.name: param for param in get_policy(name).params}
+    found, left = ranges_of(policy, agent(spread=20.0))
+    assert {one.name for one in found} | set(left) == set(params)
+    for one in found:
+        assert params[one.name].number(one.low, name) <= params[one.name].number(one.high, name)
+        assert one.low <= one.default <= one.high or (one.default == 0 and params[one.name].usual), "0: found by itself"
     if all(param.choices or param.file for param in policy.params):
         with pytest.raises(UserError, match="no parameter to search"):
             space_of(policy, agent(weights=None))
@@ -85,23 +90,6 @@ def test_nothing_turned_is_the_policy_as_it_ships(name):
         values = space.candidate(np.full(len(space.names), end)).policy.values
         for one in space.ranges:
             assert one.low <= values[one.name] <= one.high
-
-
-@pytest.mark.parametrize("name", [name for name in list_policies() if get_policy(name).params])
-def test_ranges_lie_within_bounds_and_hold_the_default(name):
-    policy = get_policy(name)
-    found, left = ranges_of(policy, agent(spread=20.0))
-    params = {param.name: param for param in policy.params}
-    assert {one.name for one in found} | set(left) == set(params)
-    for one in found:
-        for end in (one.low, one.high):
-            params[one.name].number(end, name)
-        assert one.low <= one.default <= one.high or (one.default == 0 and params[one.name].usual), "0: found by itself"
-
-
-def test_a_given_range_takes_the_place_of_the_usual_one():
-    (one,), left = ranges_of(get_policy("ooco"), agent(params=["slo_margin"], space={"slo_margin": [0.5, 1.2]}))
-    assert (one.low, one.high) == (0.5, 1.2) and left["gate"] == "not requested"
 
 
 def test_each_value_of_a_choice_has_an_equal_part_and_0_is_the_policy_as_it_ships():

@@ -141,11 +141,6 @@ def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
     assert found["policies"][0]["policy"] == "mine"
 
 
-def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "env=prefillgate", "+env.flat=true"]) == 2
-    assert "env.flat=true: commands need the parts of an observation" in capsys.readouterr().err
-
-
 def test_a_module_that_is_not_on_the_path_but_beside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside_of_a_test.py").write_text("")

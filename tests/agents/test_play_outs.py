@@ -7,7 +7,6 @@ import pytest
 import ooco_gym  # noqa: F401
 from agents.evaluation.play_outs import PlayOuts
 from ooco_gym.envs import register_all
-from ooco_gym.envs.playing_out import play_out
 
 SHORT = {"window_s": 15.0, "warmup_s": 30.0}
 WINDOW = {"seed": 5, "options": {"window": 1}}
@@ -63,7 +62,3 @@ def test_a_horizon_credits_work_in_progress():
     env.reset(**WINDOW)
     near, far = (PlayOuts(env, horizon_s=seconds).values()[1] for seconds in (2.0, 4.0))
     assert (near > 0.0).all() and (far > near).all()
-
-
-def test_play_outs_are_one_compiled_call():
-    assert play_out.nopython_signatures

@@ -152,9 +152,10 @@ def test_the_digest_is_of_our_sources_and_of_what_scenarios_are_made_of(tmp_path
     (tmp_path / "baselines").mkdir()
     source = tmp_path / "baselines" / "one.py"
     source.write_text("ONE = 1\n")
+    ours = code_digest()
     monkeypatch.setattr(store, "ROOT", tmp_path)
     before = code_digest.__wrapped__()
-    assert before == code_digest.__wrapped__() != code_digest()
+    assert before == code_digest.__wrapped__() != ours
     source.write_text("ONE = 2\n")
     assert code_digest.__wrapped__() != before
 
