@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from html import unescape
 from pathlib import Path
 
 import pytest
 
 from ooco_gym.cli import main
+from tests.html_pages import Page
 
 SHORT = ("duration_s=60", "rate_scale=0.03")
 PAGES = {
@@ -30,7 +29,7 @@ def test_the_command_on_a_page_makes_its_figures_again(command, words, tmp_path,
     Path("mine.yaml").write_text("extends: ooco\nslo_margin: 0.8\n")
     assert main([command, *words, "out=first"]) == 0
     (page,) = Path("first").glob("*.html")
-    line = unescape(re.findall(r"<pre>(.*?)</pre>", page.read_text(encoding="utf-8"), re.DOTALL)[-1])
+    line = Page(page).texts["pre"][-1]
     assert line.startswith(f"ooco-gym {command} ") and "\n" not in line
     assert main([*shlex.split(line)[1:], "out=second"]) == 0
     made = [json.loads(Path(folder, "summary.json").read_text()) for folder in ("first", "second")]

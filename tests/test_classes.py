@@ -19,6 +19,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.metrics import requests_table
 from ooco_gym.simulation import Run
 from ooco_gym.workload import Trace, merge, parse_classes, read_trace, write_trace
+from tests.html_pages import Page
 
 Row = tuple[float, int, int, int]  # arrival, prompt, output, which class
 ROWS = st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 4000), st.integers(1, 300), st.integers(0, 3)),
@@ -256,8 +257,7 @@ def test_a_trace_with_classes_from_an_empty_folder(tmp_path: Path, monkeypatch: 
     assert summary["scenario"]["classes"]["agent"]["weight"] == 0.5
     table = parquet.read_table("run/requests.parquet")
     assert {row.as_py() for row in table["class"]} >= set(kinds)
-    page = Path("run/simulate.html").read_text()
-    assert "Classes of requests" in page and "TTFT 5 s, TPOT 100 ms, weight 0.5" in page
+    assert "TTFT 5 s, TPOT 100 ms, weight 0.5" in Page("run/simulate.html").texts["td"]
     assert main([*words, "classes=chat_agent_bath"]) == 2
     assert "unknown classes 'chat_agent_bath' (did you mean 'chat_agent_batch'?)" in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,40 +83,44 @@ JUDGED_UNSEEN, JUDGED_SPARSE = CARDS[:3], CARDS[1:3]
 # --- Iterations of an unseen architecture -----------------------------------------------------------------------------
 def measure_unseen(given: argparse.Namespace) -> Rowed:
     """Errors of both forms on iterations of architectures that the fits have not seen."""
-    cards = {card: files for card in JUDGED_UNSEEN if (files := _unseen_files(given, card))}
-    found = in_processes(_judged_unseen, cards.items(), given.workers)
-    return {card.chip: row for card, row in zip(cards, found, strict=True)}
+    profiles = [given.data / PROFILES] if given.data and (given.data / PROFILES).is_file() else []
+    return _judged(_judged_unseen, JUDGED_UNSEEN, given, [
+        profiles if card.profile else tables_of(given.aiconfigurator, card) for card in JUDGED_UNSEEN])
 
 
-def _unseen_files(given: argparse.Namespace, card: Card) -> list[Path]:
-    if not card.profile:
-        return tables_of(given.aiconfigurator, card)
-    return [given.data / PROFILES] if given.data and (given.data / PROFILES).is_file() else []
+def _judged(judge: Callable[[tuple[Card, list[Path]]], dict[str, Any]], cards: Sequence[Card],
+            given: argparse.Namespace, files: Sequence[list[Path]]) -> Rowed:
+    """A row for each card whose files are at hand."""
+    found = [(card, some) for card, some in zip(cards, files, strict=True) if some]
+    return {card.chip: {"title": card.title, "sha256": digest(some), **row}
+            for (card, some), row in zip(found, in_processes(judge, found, given.workers), strict=True)}
+
+
+def _composed(rows: Rows, card: Card, files: Sequence[Path], sparse: bool = False) -> Steps:
+    composed = steps.compose(rows, sparse=sparse)
+    if composed is None:
+        names = ", ".join(f"'{path}'" for path in files)
+        raise UserError(f"{names}: no whole iterations can be composed of the operators of {card.title}")
+    return composed
 
 
 def _judged_unseen(item: tuple[Card, list[Path]]) -> dict[str, Any]:
     card, files = item
     chip = load_chip(card.chip)
     rows = _read(files, chip, card.profile)
-    composed = steps.compose(rows)
-    if composed is None:
-        raise UserError(f"{_names(files)}: no whole iterations can be composed of the operators of {card.title}")
+    composed = _composed(rows, card, files)
     start = {"ooco": steps.fit_roofline(composed, chip, SEED).found,
              "extended": {op: item.found for op, item in operators.fit_kernels(rows, chip, SEED).items()}}
     found = {form: fitting.errors(one, composed.seconds)
              for form, one in steps.unseen(composed, rows, chip, SEED, start).items()}
-    return {"title": card.title, "iterations": len(composed),
-            "architectures": [one.name for one in composed.architectures],
-            "forms": found, "sha256": digest(files)}
+    return {"iterations": len(composed), "architectures": [one.name for one in composed.architectures], "forms": found}
 
 
 # --- Experts, latent attention, 8 bits --------------------------------------------------------------------------------
 def measure_sparse(given: argparse.Namespace) -> Rowed:
     """Errors on kernels and iterations of models with experts, latent attention or weights of 8 bits."""
-    cards = {card: files for card in JUDGED_SPARSE
-             if (files := tables_of(given.aiconfigurator, card, ("gemm", "attention", "moe", "mla")))}
-    return dict(zip((card.chip for card in cards), in_processes(_judged_sparse, cards.items(), given.workers),
-                    strict=True))
+    return _judged(_judged_sparse, JUDGED_SPARSE, given, [
+        tables_of(given.aiconfigurator, card, ("gemm", "attention", "moe", "mla")) for card in JUDGED_SPARSE])
 
 
 def _judged_sparse(item: tuple[Card, list[Path]]) -> dict[str, Any]:
@@ -133,13 +137,11 @@ def _judged_sparse(item: tuple[Card, list[Path]]) -> dict[str, Any]:
         if op in LATENT:  # by the fit to 16 bits and that of linear layers of 8
             predicted = operator.seconds(operator.parameters(fits[op].found), eight)
             judged[op]["eight_bits"] = fitting.errors(predicted, eight.seconds)
-    composed = steps.compose(rows, sparse=True)
-    if composed is None:
-        raise UserError(f"{_names(files)}: no whole iterations can be composed of the operators of {card.title}")
+    composed = _composed(rows, card, files, sparse=True)
     start = {"ooco": steps.chip_roofline(chip), "extended": {op: item.found for op, item in fits.items()}}
     found = steps.unseen(composed, rows, chip, SEED, start)
     kinds = np.array([_sparse_kind(one) for one in composed.architectures])[composed.arch]
-    return {"title": card.title, "kernels": judged, "sha256": digest(files), "composed": {
+    return {"kernels": judged, "composed": {
         str(kind): {"iterations": int((kinds == kind).sum()),
                     "architectures": [one.name for one in composed.architectures if _sparse_kind(one) == kind],
                     "forms": {form: fitting.errors(one[kinds == kind], composed.seconds[kinds == kind])
@@ -185,7 +187,7 @@ class Measured(NamedTuple):
 def measure_left_out(given: argparse.Namespace) -> Rowed:
     """Errors on each chip's iterations with the efficiency of its nearest one, its own, and another architecture's."""
     files = {card: found for card in CARDS if (found := tables_of(given.aiconfigurator, card))}
-    cards = [one for one in in_processes(partial(_measured, files), files, given.workers) if one]
+    cards = [one for one in in_processes(partial(_measured, files), [*files], given.workers) if one]
     rows = {}
     for one in cards:
         by = {other.card.chip: _errors(other, one) for other in cards}
@@ -261,10 +263,6 @@ def digest(files: Sequence[Path]) -> dict[str, str]:
         with path.open("rb") as file:
             found[f"{path.parent.name}/{path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
-
-
-def _names(files: Sequence[Path]) -> str:
-    return ", ".join(f"'{path}'" for path in files)
 
 
 # --- Command ----------------------------------------------------------------------------------------------------------

@@ -5,15 +5,7 @@ All commands and studies use `tables`, `pages` and `terminal`, which are indepen
 simulation; outcomes of runs are in `ooco_gym.render`. Rich and Plotly are imported on first use.
 """
 
-from ooco_gym.report.pages import (
-    Section,
-    command_line,
-    curve,
-    errors,
-    page,
-    plot,
-    write_page,
-)
+from ooco_gym.report.pages import Section, curve, errors, plot, write_page
 from ooco_gym.report.tables import (
     NONE,
     Column,
@@ -30,6 +22,6 @@ from ooco_gym.report.tables import (
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
-__all__ = ["NONE", "Column", "Section", "Table", "as_text", "at_least", "command_line", "console", "curve", "duration",
-           "errors", "joined", "minus", "number", "page", "percent", "plain_table", "plot", "progress", "show_notes",
-           "track", "with_interval", "write_page"]
+__all__ = ["NONE", "Column", "Section", "Table", "as_text", "at_least", "console", "curve", "duration", "errors",
+           "joined", "minus", "number", "percent", "plain_table", "plot", "progress", "show_notes", "track",
+           "with_interval", "write_page"]

@@ -97,17 +97,19 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
-    """Returns a whole page as HTML: title, `lead` (one paragraph per line), links to sections, the sections, and the
-    running command."""
+def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:
+    """Writes one HTML file, atomically, and returns its path: title, `lead` (one paragraph per line), links to
+    sections, the sections, and the running command."""
     plotly = ""
     if any(part.plots for part in sections) and not in_sweep():  # each of its many pages would contain Plotly
         package = find_spec("plotly")
         assert package is not None and package.origin is not None
         plotly = (Path(package.origin).with_name("package_data") / "plotly.min.js").read_text(encoding="utf-8")
     again = [Section("How to reproduce this page", commands=[line])] if (line := command_line()) else []
-    return rendered(TEMPLATE, title=title, lead=lead.splitlines(), sections=[*sections, *again], plotly=plotly,
-                    version=__version__)
+    with atomic_write(path) as temporary:
+        temporary.write_text(rendered(TEMPLATE, title=title, lead=lead.splitlines(), sections=[*sections, *again],
+                                      plotly=plotly, version=__version__), encoding="utf-8")
+    return Path(path)
 
 
 def in_sweep() -> bool:
@@ -126,10 +128,3 @@ def command_line() -> str:
         return ""
     running = HydraConfig.get()
     return shlex.join(["ooco-gym", str(running.job.name), *running.overrides.task])
-
-
-def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:
-    """Writes `page` as one HTML file, atomically, and returns its path."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(page(title, sections, lead), encoding="utf-8")
-    return Path(path)

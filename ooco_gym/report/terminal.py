@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ooco_gym.errors import printable
@@ -87,26 +88,21 @@ def progress(text: str, total: float | None = None) -> Iterator[Bar]:
             bar.draw = lambda: display.update(task, completed=bar.done, description=bar.label)
             yield bar
         return
-    over = threading.Event()
-    if multiprocessing.parent_process() is None:
-        threading.Thread(target=_tell, args=(bar, total, over), daemon=True).start()
-    try:
+    if multiprocessing.parent_process() is not None:
         yield bar
-    finally:
-        over.set()
+        return
+    with following(partial(_tell, bar, total, time.monotonic()), FIRST_LINE_S):
+        yield bar
 
 
-def _tell(bar: Bar, total: float | None, over: threading.Event) -> None:
-    """Prints a line at intervals until it is `over`, with the remaining time if steps are counted."""
-    begun_s, wait_s = time.monotonic(), FIRST_LINE_S
-    while not over.wait(wait_s):
-        of = f"/{total:,.0f}" if total else ""
-        done = f", {bar.done:,.0f}{of}" if of or bar.done else ""
-        passed_s = time.monotonic() - begun_s
-        pace_s = passed_s / bar.done if bar.done else None  # per step
-        left = f", {_clock(pace_s * (total - bar.done))} left" if total and pace_s else ""
-        print(f"{bar.label}{done} ({_clock(passed_s)}{left})", file=sys.stderr, flush=True)
-        wait_s = LINE_EVERY_S
+def _tell(bar: Bar, total: float | None, begun_s: float) -> float:
+    """Prints a line, with the remaining time if steps are counted; returns the seconds until the next one."""
+    of = f"/{total:,.0f}" if total else ""
+    done = f", {bar.done:,.0f}{of}" if of or bar.done else ""
+    passed_s = time.monotonic() - begun_s
+    left = f", {_clock(passed_s / bar.done * (total - bar.done))} left" if total and bar.done else ""
+    print(f"{bar.label}{done} ({_clock(passed_s)}{left})", file=sys.stderr, flush=True)
+    return LINE_EVERY_S
 
 
 def _clock(seconds: float) -> str:

@@ -15,6 +15,7 @@ from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import EngineClock
 from tests.calibrate.test_measure import plan
+from tests.html_pages import Page
 
 MODEL = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 32, "intermediate_size": 256, "vocab_size": 1000}
@@ -48,8 +49,8 @@ def test_the_chain_comes_out_even(measured: Path, tmp_path: Path) -> None:
     for load in found["loads"].values():
         assert all(abs(load[f"{name}_mean_error"]) < 1.0 for name in ("ttft", "tpot", "e2e"))
         assert load["iterations_simulated"] == pytest.approx(load["iterations_real"], rel=0.005)
-    page = (tmp_path / "chain.html").read_text()
-    assert "half" in page and "TTFT of each request (s): simulated over recorded" in page
+    page = Page(tmp_path / "chain.html")
+    assert "half" in page.text and "TTFT of each request (s): simulated over recorded" in page.text
     saturated = found["loads"]["saturated"]
     assert saturated["ttft_median_ms_real"] > 5 * found["loads"]["light"]["ttft_median_ms_real"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ooco_gym.cli.main import main
+from tests.html_pages import Page
 
 ROWS, PROMPT, OUTPUT = 300, 1000, 100
 
@@ -44,7 +45,7 @@ def test_it_lasts_longer_than_the_drain_of_other_traces() -> None:
     slow = ("simulate", "policy=vllm_priority:max_num_seqs=2")
     assert run(*slow)["batch"]["makespan_s"] > 1200.0
     assert run(*slow, "drain_s=60")["batch"]["makespan_s"] is None, "what is said goes"
-    assert "unfinished" in Path("out/simulate.html").read_text()
+    assert "unfinished" in Page("out/simulate.html").text
 
 
 def test_compare_says_who_is_done_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,8 +79,7 @@ def test_a_plan_counts_the_chips_of_all_ranks(capsys: pytest.CaptureFixture[str]
     [found] = run(*words, "chips=5")["results"]
     assert (found["chips"], found["instances"]) == (4, 2)
     said = "Of chips=5 1 stands idle: an instance of `deadline` has 2."
-    assert said in capsys.readouterr().out and said in Path("out/plan.html").read_text().replace("<code>", "`").replace(
-        "</code>", "`")
+    assert said in capsys.readouterr().out and said.replace("`", "") in Page("out/plan.html").text
     assert main([*words, "chips=1", "workload.path=batch.csv", "out=o"]) == 2
     assert "chips=1: 'deadline' needs 2 or more: 1 instance with 2 each" in capsys.readouterr().err
 

@@ -19,6 +19,7 @@ from ooco_gym.cli import main
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.search import Limits, Point
 from tests.experiments.made_up import answers_of
+from tests.html_pages import Page
 
 ROOT = Path(__file__).parents[2]
 ALL = chosen("all", (CLAIMS,))
@@ -63,6 +64,7 @@ def test_a_claim_is_played_on_any_seeds_and_by_its_blocks(tmp_path: Path, monkey
     assert main(["claim", "name=own.py:mine", "workers=1", "out=A"]) == 0
     own = json.loads(Path("A/summary.json").read_text())["claims"][0]
     assert own["verdict"] == HOLDS and [one[2] for one in own["blocks"]] == [2, 2]
+    assert HOLDS in Page("A/claims.html").text
     every, blocks = own["tests"][0], own["tests"][0]["blocks"]
     assert every["ours"] ** 2 == pytest.approx(blocks[0]["ours"] * blocks[1]["ours"], rel=1e-4), "all seeds together"
     assert main(["claim", "name=own.py:mine", "seeds=201:203", "workers=1", "out=B"]) == 0

@@ -12,6 +12,7 @@ from agents.search.contest import ratio
 from experiments.demo import sentence
 from ooco_gym.cli import main
 from ooco_gym.resources import load_yaml
+from tests.html_pages import Page
 
 SMALL = ["demo", "env.window_s=60", "env.warmup_s=10"]
 TWO = ["windows=2", "policies=[ooco,slack]"]
@@ -27,18 +28,17 @@ def test_demo_learns_tunes_and_compares(capsys):
     assert main([*SMALL, *TWO, "agent.generations=1", "agent.windows=2", "agent.population=4",
                  "agent.validation.windows=2", "agent.halving.first=1", "out=demo"]) == 0
     summary = json.loads(Path("demo/summary.json").read_text())
-    learned, page = summary["learned"], Path("demo/report.html").read_text(encoding="utf-8")
+    learned, page = summary["learned"], Page("demo/report.html")
     assert learned["over"].keys() == {"ooco_tuned", "memory_gate_tuned", "ooco", "slack"}
     assert learned["ratio_to_ooco"] == learned["over"]["ooco"]["ratio"] >= learned["ci_low"]
     assert {one["windows_played"] for one in summary["searches"].values()} == {learned["windows_played"]}
     entrants = [one["policy"] for one in summary["held_out"]]
     assert entrants == ["ooco", "gate", "ooco_tuned", "memory_gate_tuned", "slack"]
     assert Path("demo/gate/policy.yaml").is_file()
-    begin = page[page.index("<body>"):]
-    assert begin.index("A gate learned in") < begin.index("<figcaption>") < begin.index("<table")
-    assert "Best validation score so far" in page
-    assert "A gate learned in" in capsys.readouterr().out
-    assert "ooco-gym demo " in page and "env.window_s=60" in page
+    assert page.texts["p"][0].startswith("A gate learned in") and "A gate learned in" in capsys.readouterr().out
+    assert any(title.startswith("Best validation score so far") for title in page.texts["figcaption"])
+    assert [row[0] for row in page.tables[0][1:]] == entrants
+    assert page.texts["pre"][-1].startswith("ooco-gym demo ") and "env.window_s=60" in page.texts["pre"][-1]
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -31,6 +31,7 @@ from ooco_gym.study.search import (
 )
 from ooco_gym.study.sustain import Bench, sustain
 from ooco_gym.study.tuning import candidates_of, with_settings
+from tests.html_pages import Page
 
 LIMITS = Limits()
 PLAN = Plan(first=0.5, factor=2.0, last=16.0, precision=0.1)
@@ -218,7 +219,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
     assert all(row["max_offline_rate"]["estimate"] > 0 for row in first["results"])
     assert {row["tpot_from"] for row in first["results"]} == {"first_decode"}
-    assert "<figcaption>" in Path("first/capacity.html").read_text()
+    assert Page("first/capacity.html").texts["figcaption"]
     printed = capsys.readouterr().out
     assert "Sustained offline load: azure_conv on pair_7b" in printed and "mixed_7b" in printed
     assert main([*arguments, policies, settings, "out=again"]) == 0

@@ -24,6 +24,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.study.runs import Jobs
 from ooco_gym.study.table import Answer
 from tests.experiments.made_up import answers_of
+from tests.html_pages import Page
 
 ROOT = Path(__file__).parents[2]
 OWN = '''
@@ -64,8 +65,8 @@ def test_a_figure_is_one_function(own: Path) -> None:
     assert found[0]["statement"] == "Offline work makes more online requests late."
     assert found[0]["command"] == "ooco-gym figure name=own.py:late", "which can be typed again"
     assert found[0]["points"] == 4 and found[0]["simulations"] == 8
-    page = Path("F/figures.html").read_text()
-    assert "Late requests by offline load" in page and page.count("Plotly.newPlot") >= 2
+    page = Page("F/figures.html")
+    assert "Late requests by offline load" in page.text and len(page.texts["figcaption"]) >= 2
     assert main([*words, "quick=true", "out=Q"]) == 0
     quick = json.loads(Path("Q/summary.json").read_text())
     assert quick["figures"][0]["points"] == 2 and quick["simulated_anew"] == 0, "the others were in the cache"

@@ -19,6 +19,7 @@ from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read
 from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import DISPERSION_S, dispersion, ks
 from ooco_gym.workload.fitting import expected_dispersion, fit, fit_processes, likeness, play_arrivals
+from tests.html_pages import Page
 
 FLAT = (1.0,) * 24
 LENGTHS = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [1, 300, 4000]},
@@ -122,7 +123,6 @@ def test_fit_show_and_simulate(tmp_path: Path) -> None:
     assert written == summary["workload"] and "SHA-256" in written["source"]
     shown = run(tmp_path, "show", str(made), "duration_s=600", "start_s=0")
     assert shown["rate_per_s"] == pytest.approx(5.0, rel=0.1)
-    assert (tmp_path / "out" / "workload.html").read_text().count("Prompt tokens") == 1
     assert main(["simulate", f"workload={made}", "--cfg", "job"]) == 0
     assert run(tmp_path, "show", f"0.5*{made}+sharegpt", "duration_s=600", "start_s=0")["rate_per_s"] == pytest.approx(
         3.5, rel=0.15)
@@ -138,8 +138,9 @@ def test_list_names_what_is_embedded(tmp_path: Path) -> None:
 
 def test_a_page_says_what_is_measured_and_what_assumed(tmp_path: Path) -> None:
     run(tmp_path, "show", "lmsys+0.5*mooncake", "start_s=0", "duration_s=600")
-    page = (tmp_path / "out" / "workload.html").read_text()
-    assert "lmsys, measured: quantiles of outputs" in page and "mooncake, assumed: no tide" in page
+    page = Page(tmp_path / "out" / "workload.html")
+    assert "lmsys, measured: quantiles of outputs" in page.text and "mooncake, assumed: no tide" in page.text
+    assert page.texts["figcaption"].count("Prompt tokens") == 1
 
 
 @pytest.mark.parametrize(("words", "said"), [
