@@ -11,12 +11,20 @@ admitted. If it does not fit, none is.
   arXiv 2312.07104).
 - `dfs_weight`: the prefix that most waiting requests share (SGLang's other order).
 - `shortest`: the shortest context (shortest job first, as far as it is known).
+- `longest`: the longest context.
+- `shortest_output`: the least predicted output (shortest job first with a length predictor).
+- `edf`: the earliest deadline; without one, after all that have one, by arrival.
+- `jobs`: batch jobs, as vllm-ascend's batch-job-aware scheduler orders them (pull request 12240). A
+  client (`Trace.client`) is a job; its predicted output is the moving mean of those that have ended.
+  Jobs of which none has go first. Then, while more than 4,096 tokens of KV memory are free, long
+  jobs (over 32 tokens) before short ones, else short ones; among each the longest first, and within
+  a job the longest prompt. Not modelled: the KV memory that it reserves.
 - `least_work`: fewest uncached tokens to compute.
 - `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
   it.
 
-In the last three, `output_weight` adds the predicted remaining output tokens: a length predictor's
-(`lengths`, docs/use.md), or else the mean, which changes no order.
+In `shortest`, `least_work` and `shared_work`, `output_weight` adds the predicted remaining output
+tokens: a length predictor's (`lengths`, docs/use.md), or else the mean, which changes no order.
 
 Every `refresh_s`, or when its list is empty, the instance scores all waiting requests and keeps the
 `KEPT` lowest: an engine cannot afford to score thousands in each iteration. Requests of a group,
@@ -64,10 +72,13 @@ from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import prompt_names
 from ooco_gym.sim.costs import length
+from ooco_gym.sim.step_actions import num_free_blocks
 from ooco_gym.sim.waiting import rank_of
 
-RULES = ("arrival", "prefix", "lpm", "dfs_weight", "shortest", "least_work", "shared_work")
-ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK = range(len(RULES))
+RULES = ("arrival", "prefix", "lpm", "dfs_weight", "shortest", "least_work", "shared_work", "longest",
+         "shortest_output", "edf", "jobs")
+ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK, LONGEST, SHORTEST_OUTPUT, EDF, JOBS = range(11)
+COLD_OUTPUT, SHORT_OUTPUT, FEW_TOKENS = 128.0, 32.0, 4096  # of `jobs`, its defaults
 OWN = (
     Param("rule", "score by which waiting offline requests are admitted", choices=RULES),
     Param("refresh_s", "time between two scorings of all waiting requests, seconds", 0.0, 3600.0),
@@ -142,7 +153,18 @@ def members_of(state, instance, slot):
 
 # --- Scores ---------------------------------------------------------------------------------------------------------
 @inlined
-def score_by_rule(state, slot, index, cached, members, shared):
+def score_of_job(state, instance, slot):
+    """The score of a batch job's request (`jobs`)."""
+    known, output = state.ended.shape[0] > 0 and state.ended[state.client[slot], 0] > 0.0, COLD_OUTPUT
+    if known:
+        output = state.ended[state.client[slot], 3]
+    many = num_free_blocks(state, instance) * state.config.block_tokens > FEW_TOKENS
+    group = 0.0 if not known else 1.0 + ((output > SHORT_OUTPUT) != many)
+    return group * 1e12 - 1e5 * output - 1e-3 * state.requests[slot].prompt_tokens
+
+
+@inlined
+def score_by_rule(state, instance, slot, index, cached, members, shared):
     """The rule's score of the request at an index of the walk."""
     rule, tokens = np.int64(state.params[Q.rule]), length(state, slot)
     if rule == ARRIVAL:
@@ -153,6 +175,15 @@ def score_by_rule(state, slot, index, cached, members, shared):
         return -float(cached)
     if rule == DFS_WEIGHT:
         return -float(members)
+    if rule == LONGEST:
+        return -float(tokens)
+    if rule == SHORTEST_OUTPUT:
+        return believed_remaining(state, slot)
+    if rule == EDF:
+        due_ps = state.due_ps[slot] if state.due_ps.size else np.int64(s.NEVER)
+        return float(due_ps) if due_ps < s.NEVER else float(s.NEVER) + state.requests[slot].arrival_ps
+    if rule == JOBS:
+        return score_of_job(state, instance, slot)
     cost = float(tokens)
     if rule != SHORTEST:
         cost -= cached + (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0)
@@ -194,7 +225,7 @@ def rank(state, instance):
                 if fresh:
                     head, found = slot, cached
             shared = float(max(np.int64(0), min(in_common, common, tokens - 1) - cached))
-            keep(memory, slot, score_by_rule(state, slot, index, cached, members, shared))
+            keep(memory, slot, score_by_rule(state, instance, slot, index, cached, members, shared))
             index += 1
             slot = next_of(state, instance, slot)
 

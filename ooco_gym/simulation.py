@@ -195,12 +195,18 @@ class Simulation:
         engine = self.policy.engine_options  # size the KV memory, too
         machines = [one if not engine or one.deployment.memory != "vllm" or one.deployment.batch_limits == (
             *engine.values(),) else replace(one, deployment=replace(one.deployment, **engine)) for one in machines]
+        learns = self.scenario.lengths.predictor == "client"
+        if learns and trace.client is None:
+            raise UserError("lengths.predictor=client learns the outputs of each client, and no request names one: add "
+                            "a column 'client' to the trace, or 'clients' to the workload or to offline; or take "
+                            "another predictor")
         predicted = self.scenario.lengths.believe(trace, self.scenario.seed)
         self.state = build_state(machines, trace, sim_config, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
                                  weights=self.policy.weights, turns=self.turns)
+        self.state.config.learns_lengths = learns
         self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)

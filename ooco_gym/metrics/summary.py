@@ -316,7 +316,20 @@ def offline_figures(run: Run) -> dict[str, Any]:
         **{name: int(run.counters[name]) for name in ("evictions", "migrations", "interruptions")},
         **_ages(mine, end_ps_of(run)),
         **_what_is_left(offline, run.window_s),
+        **(_jobs(run, mine) if run.scenario.offline.mode == "jobs" else {}),
     }
+
+
+def _jobs(run: Run, mine: Chosen) -> dict[str, Any]:
+    """Returns what a finite batch asks: how many are left at the run's end, the time until the last one is done (None
+    while some are left), the mean time until one is done (of those done), and the share done in time."""
+    done, due = mine["status"] == FINISHED, _deadlines(run, mine.mask)
+    ages_s = (mine["finish_ps"] - mine["arrival_ps"])[done] / PS_PER_S
+    left = int((~done & (mine["status"] != REJECTED)).sum())
+    late = due.get("violation_rate")
+    return {"jobs": {"jobs": len(mine), "left": left, "mean_completion_s": _mean(ages_s),
+                     "makespan_s": None if left or not done.any() else float(ages_s.max()),
+                     "in_time": None if late is None else 1.0 - late}}
 
 
 def _ages(requests: Chosen, end_ps: int) -> dict[str, Any]:

@@ -8,6 +8,9 @@ continue. T is assumed log-logistic, the closed-form law nearest to the log-norm
 / p - 1)^(1 / b). Without a predictor, T - g is assumed exponential with the mean of outputs
 finished so far.
 
+The predictor `client` learns during the run: median and spread of a client's requests are those of
+the outputs that have ended, with as much weight on its class's as `PRIOR` requests of its own have.
+
 Instances must be flushed before (`policy.rules.flush`).
 """
 
@@ -21,8 +24,22 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import decode_latency, length, prefill_one, steady
 
 SHAPE = math.pi / math.sqrt(3.0)
+PRIOR = 2.0
 LOW, HIGH = 0.84, 0.16  # one normal standard deviation below and above the median
 REFERENCE_BATCH = 64  # batch of the decode step that prices an output token, as in `sim.build`
+
+
+@inner
+def learned_output(state, slot):
+    """Median and spread of a request's output by what its client has had; 0 for both if nothing has ended."""
+    online = state.requests[slot].online
+    every, own = state.ended[state.ended.shape[0] - 2 + online], state.ended[state.client[slot]]
+    if every[0] < 1.0:
+        return 0.0, 0.0
+    count = own[0] + PRIOR
+    mean = (own[0] * own[1] + PRIOR * every[1]) / count
+    spread = math.sqrt(max(0.0, (own[2] + PRIOR * every[2] / every[0]) / count))
+    return steady(math.exp(mean)), spread
 
 
 @inner
@@ -31,10 +48,12 @@ def believed_output(state, slot, survival):
     generated tokens."""
     request = state.requests[slot]
     generated = float(request.generated_tokens)
-    if state.predicted.shape[0] == 0:
+    median, spread = learned_output(state, slot) if state.config.learns_lengths else (0.0, 0.0)
+    if median == 0.0 and state.predicted.shape[0] == 0:
         mean = state.observed.online_output_mean if request.online else state.observed.offline_output_mean
         return max(generated + 1.0, generated - steady(math.log(survival)) * max(1.0, mean))
-    median, spread = state.predicted[slot, 0], state.predicted[slot, 1]
+    if median == 0.0:
+        median, spread = state.predicted[slot, 0], state.predicted[slot, 1]
     if spread <= 1e-6:
         return max(generated + 1.0, median)
     shape = SHAPE / spread

@@ -59,7 +59,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names)._replace(
         turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
-        weights=0 if weights is None else len(weights))
+        weights=0 if weights is None else len(weights), clients=0 if trace.client is None or not len(trace) else
+        2 * (int(trace.client.max()) + 2))
     if mixed:
         sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # mixed instances have no gate
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
@@ -83,6 +84,9 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention)
     _copy_given(state, params, predicted, weights)
+    if state.client.size and trace.client is not None:
+        client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)
+        state.client[:] = 2 * client + trace.online
     return state
 
 

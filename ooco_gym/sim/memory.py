@@ -1,18 +1,22 @@
 """KV memory in blocks, and requests that finish, violate their SLO or lose their memory."""
 
 
+import math
+
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host, pair_release, paired
 from ooco_gym.sim.blocks import free_table, note_demand, tracked
+from ooco_gym.sim.costs import steady
 from ooco_gym.sim.queues import enqueue, leave_decodable, leave_push_queue, note_eviction, remove_member
 from ooco_gym.sim.sessions import closed, release
 
 TTFT_BIT, TPOT_BIT = 1, 2
 PS_PER_US = 1_000_000
 SHARE_WEIGHT = 0.02  # weight of the newest request in the moving share of evicted offline requests
+CLIENT_WEIGHT = 0.1  # weight of the newest request in the moving mean of a client's output lengths
 MEAN_WEIGHT = 0.01  # weight of the newest request in the moving means of output lengths
 
 # --- Output lengths of the last finished requests of an instance (`output_window`): a ring, and sorted -----------
@@ -210,10 +214,24 @@ def check_token(state, slot, time_ps):
         charge_miss(state, slot, TPOT_BIT, time_ps)
 
 
+@inner
+def _observe_client(state, row, tokens):
+    """Counts a finished output among a client's (Welford's running mean and sum of squares)."""
+    ended, log = state.ended[row], steady(math.log(tokens))
+    ended[0] += 1.0
+    change = log - ended[1]
+    ended[1] += change / ended[0]
+    ended[2] += change * (log - ended[1])
+    ended[3] += (tokens - ended[3]) * (CLIENT_WEIGHT if ended[0] > 1.0 else 1.0)
+
+
 @inlined
-def _observe_output(state, request):
-    """Updates the moving means of finished outputs, which policies may read."""
-    observed = state.observed
+def _observe_output(state, slot):
+    """Updates what policies may read of finished outputs: moving means, and what is known of the request's client."""
+    observed, request = state.observed, state.requests[slot]
+    if state.ended.shape[0] > 0:
+        _observe_client(state, state.client[slot], request.output_tokens)
+        _observe_client(state, state.ended.shape[0] - 2 + request.online, request.output_tokens)
     if request.online:
         observed.online_output_mean += MEAN_WEIGHT * (request.output_tokens - observed.online_output_mean)
         observed.online_seen += 1.0
@@ -238,7 +256,7 @@ def finish(state, slot):
     request.finish_ps = now
     if closed(state):
         release(state, slot)
-    _observe_output(state, request)
+    _observe_output(state, slot)
     if state.config.output_window > 0:
         remember_output(state, slot)
     if request.online:

@@ -347,6 +347,7 @@ class Config(Record):
     safepoint_layers: int  # layers between safepoints of an iteration of only offline work; 0: none
     preempted_kv: int  # memory of preempted offline requests (RECOMPUTE, …); CHECKPOINT keeps host copies
     preempt: int  # which running request is preempted: index in `policy.mixed.VICTIMS`
+    learns_lengths: int  # whether policies predict outputs from what has ended of a client (`policy.lengths`)
     output_window: int  # number of output lengths kept of an instance's last finished requests
     outputs_by_class: int  # kept separately for online and offline requests
     host_bytes_per_s: int

@@ -148,6 +148,10 @@ class State(NamedTuple):
     due_ps: np.ndarray  # int64[n], deadlines of offline requests, or NEVER; empty if none has one; for a
     # turn that is not released, the time from its arrival to its deadline
     predicted: np.ndarray  # float64[n, 2] or [0, 2]: predicted output tokens, spread of their log (`policy.lengths`)
+    client: np.ndarray  # int32[n], rows of `ended`: twice a request's client, +1 if online; the last two rows have all
+    # clients'. Empty without clients
+    ended: np.ndarray  # float64[rows, 4], outputs of a client that have ended: number, mean and sum of squares of their
+    # logarithm, moving mean in tokens (`policy.lengths`)
     successor: np.ndarray  # int32[n] with closed sessions: the request that waits for this one, or -1
     think_ps: np.ndarray  # int64[n] likewise: think time, -1 for requests that arrive at the trace's own time
     turns: np.ndarray  # int32[2, 1 + waiting turns], heaps (`sim.sessions`)
@@ -181,6 +185,7 @@ class OptionalSizes(NamedTuple):
     outputs: int = 0
     deadlines: int = 0
     predicted: int = 0
+    clients: int = 0  # rows of State.ended
     turns: int = 0
     weights: int = 0
     tiers: int = 1  # tiers of tracked blocks
@@ -217,7 +222,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
         np.zeros(pool.weights),
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
-        np.zeros((pool.predicted, 2)),
+        np.zeros((pool.predicted, 2)), np.zeros(n_requests if pool.clients else 0, np.int32),
+        np.zeros((pool.clients, 4)),
         np.zeros(n_requests if pool.turns else 0, np.int32), np.zeros(n_requests if pool.turns else 0, np.int64),
         np.zeros((2, 1 + pool.turns), np.int32), np.zeros(ITL_BINS, np.int64),
         np.zeros(evicted, np.int32), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
@@ -232,7 +238,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
                "tables")
 # Never written while an episode runs: copies share these arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "weights", "successor", "think_ps")
+SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "successor", "think_ps")
 
 
 def share_tables(state: State, other: State) -> State:

@@ -32,7 +32,8 @@ SURE_MS = 100       # mean gap below which Mooncake's times may be seconds
 LONGEST_VALUE = 80  # longest value shown in a message
 LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
               "stream_options.include_usage): log both with each request (docs/traces.md)")
-OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
+OPTIONAL = ("class", *SECONDS, "session", "client", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes",
+            "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 
 

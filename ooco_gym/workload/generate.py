@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +213,7 @@ def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int
     if workload.clients:
         parts = [play(client, start_s=start_s, duration_s=duration_s, seed=seed, stream=f"{stream}/{place}",
                       rate_scale=rate_scale) for place, client in enumerate(workload.clients)]
+        parts = [replace(part, client=np.full(len(part), place)) for place, part in enumerate(parts)]
         return merge(*parts, name=workload.name)
     window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "stream": stream, "rate_scale": rate_scale}
     sharing, salt = workload.sharing, f"{stream}/{seed}/hashes"

@@ -1,4 +1,4 @@
-"""Offline load: requests without a deadline that use the capacity which online requests leave."""
+"""Offline load: requests without a latency promise that use the capacity which online requests leave."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import MAX_REQUESTS, generate_lengths, load_lengths
+from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.sharing import Groups, check_form, hash_blocks, parse_groups
 from ooco_gym.workload.trace import Trace
@@ -23,10 +24,10 @@ OFFLINE_MODES = ("rate", "backlog", "jobs")
 """Evenly spaced requests; more than can be served, present from the start; a finite set, present from the start."""
 BACKLOG_JOBS_PER_S = 20.0
 """Default size of a backlog in jobs per second: several times what a pair of instances serves with a 7B model."""
-LOAD_KEYS = ("mode", "rate", "jobs", "class", "own")
+LOAD_KEYS = ("mode", "rate", "jobs", "deadline_s", "class", "own")
 """Keys of the offline load that are independent of its dataset."""
 _NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "dataset")
+_KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "clients", "dataset")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class OfflineLoad:
         name: keys the hashes of shared prompts.
         class_name: class of all requests; None: `offline`.
         own: whether the workload's own offline requests are simulated, too.
+        deadline_s: seconds from each request's arrival until it is due; None: no deadline. In mode `jobs` all
+            arrive together, so it is the batch's.
+        clients: (share, lengths) of each client (or batch job), whose requests are like one another; empty: one
+            client that the trace does not name.
     """
 
     mode: str
@@ -52,6 +57,8 @@ class OfflineLoad:
     name: str
     class_name: str | None = None
     own: bool = True
+    deadline_s: float | None = None
+    clients: tuple[tuple[float, LengthModel], ...] = ()
 
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
         """Returns the requests; arguments, times and errors as in `offline_trace`."""
@@ -68,13 +75,21 @@ class OfflineLoad:
                     raise UserError(f"offline.jobs must be a whole number, found {self.jobs!r}")
             arrival_s = np.full(_limited(wanted, "offline.jobs"), start_s)
         prompt, output = generate_lengths(self.lengths, len(arrival_s), seed, stream="offline")
-        hashes = None
+        hashes = client = due_s = None
+        if self.clients:
+            shares = np.cumsum([share for share, _ in self.clients])
+            drawn = keyed_generator(seed, "offline/client").random(len(arrival_s)) * shares[-1]
+            client = np.searchsorted(shares, drawn, side="right")
+            each = [generate_lengths(lengths, len(arrival_s), seed, stream="offline") for _, lengths in self.clients]
+            prompt, output = (np.choose(client, side) for side in zip(*each, strict=True))
+        if self.deadline_s is not None:
+            due_s = np.full(len(arrival_s), self.deadline_s)
         if self.sharing is not None:
             numbers = np.arange(len(arrival_s), dtype=np.int64)
             prompt, shared, group = self.sharing.prompts(self.lengths, numbers, seed, "offline")
             hashes = hash_blocks(prompt, shared, group, numbers, f"offline/{self.name}/{seed}/hashes")
         return of_class(Trace(arrival_s, prompt, output, np.zeros(len(arrival_s), bool), prefix_hashes=hashes,
-                              name=f"offline-{self.mode}"), self.class_name)
+                              name=f"offline-{self.mode}", client=client, deadline_s=due_s), self.class_name)
 
 
 def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
@@ -95,7 +110,8 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
         raise UserError(f"offline.own={own!r} must be true (the workload's own offline requests are simulated) or "
                         "false")
     return OfflineLoad(mode, values.get("rate"), values.get("jobs"), _lengths(values), _sharing(values),
-                       str(values.get("name") or "custom"), values.get("class"), own is not False)
+                       str(values.get("name") or "custom"), values.get("class"), own is not False, _deadline(values),
+                       _clients(values))
 
 
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
@@ -174,6 +190,25 @@ def _lengths(values: Mapping[str, Any]) -> LengthModel:
     if isinstance(lengths, Mapping):
         return load_lengths({"lengths": lengths, "length_correlation": values.get("length_correlation")})
     return load_lengths(lengths, prefer="offline")
+
+
+def _deadline(values: Mapping[str, Any]) -> float | None:
+    given = values.get("deadline_s")
+    return None if given is None else number(given, "offline.deadline_s", above=0.0, maximum=1e9)
+
+
+def _clients(values: Mapping[str, Any]) -> tuple[tuple[float, LengthModel], ...]:
+    section = Section(values, "offline")
+    items = section.sections("clients")
+    section.demand("clients", not items or not section.has("sharing"), "left out beside offline.sharing, whose groups "
+                                                                       "say what prompts share")
+    for item in items:
+        item.only("share", "lengths", "length_correlation")
+    clients = tuple((item.number("share", 0.0, 1e9), _lengths({"lengths": values.get("lengths"), **item.values}))
+                    for item in items)
+    section.demand("clients", not items or sum(share for share, _ in clients) > 0,
+                   "clients with a share each, not all 0")
+    return clients
 
 
 def _sharing(values: Mapping[str, Any]) -> Groups | None:

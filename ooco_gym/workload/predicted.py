@@ -9,6 +9,7 @@ agent. `ooco_gym.policy.lengths` revises them while tokens are generated.
 | `none` | none: only lengths of finished requests are known (the default) | |
 | `true` | the output length itself | |
 | `lognormal` | the output length times exp(`error` z), z standard normal | `error` |
+| `client` | none by itself: what the run has seen end of its client, or of all of its class | |
 | `rank` | its rank among requests of its class, with this Kendall tau between predicted and true order | `tau` |
 
 `rank` is a learned ranker as in arXiv 2408.15792, with a Gaussian copula between predicted and true
@@ -30,7 +31,7 @@ from ooco_gym.rounding import steady
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.trace import Trace
 
-TAKES = {"none": (), "true": (), "lognormal": ("error",), "rank": ("tau",)}
+TAKES = {"none": (), "client": (), "true": (), "lognormal": ("error",), "rank": ("tau",)}
 _MOST = {"error": 10.0, "tau": 1.0}
 
 
@@ -79,9 +80,9 @@ class LengthPredictor:
         class.
 
         Returns:
-            The predictions, or None without a predictor.
+            The predictions, or None without a predictor; `client` has none before the run.
         """
-        if self.predictor == "none":
+        if self.predictor in ("none", "client"):
             return None
         said = np.zeros((len(trace), 2))
         for online in (False, True):

@@ -50,6 +50,8 @@ COLUMNS = {
                     "a number of seconds >= 0, or NaN where it is not known"),
     "session": Rule(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none",
                     NO_SESSION),
+    "client": Rule(np.int32, lambda x: _whole(x) & (x >= NO_SESSION) & (x <= MAX_TOKENS),
+                   "a whole number >= 0, or -1 for none", NO_SESSION),
     "class_id": Rule(np.int8, lambda x: _whole(x) & (x >= 0) & (x < 128), "a place in class_names")}
 
 
@@ -66,6 +68,7 @@ class Trace:
         ttft_slo_s: float64[n] seconds > 0, or None; NaN: the scenario's SLO.
         tpot_slo_s: float64[n] seconds > 0, or None; NaN: the scenario's SLO.
         session: int64[n] or None; requests of one conversation share a number >= 0; -1: none.
+        client: int32[n] or None; requests of one client, or of one batch job, share a number >= 0; -1: none.
         deadline_s: float64[n] seconds > 0 from arrival to finish of offline requests, or None; NaN:
             none.
         think_s: float64[n] seconds >= 0 from the end of the session's previous turn to this
@@ -99,6 +102,7 @@ class Trace:
     class_names: tuple[str, ...] = ()
     block_tokens: int = BLOCK_TOKENS
     think_s: np.ndarray | None = None
+    client: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.online is None:

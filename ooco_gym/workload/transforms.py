@@ -14,15 +14,19 @@ from ooco_gym.workload.trace import NO_SESSION, Trace
 
 
 def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
-    """Returns the traces with sessions and prefix hashes renumbered, so that two traces share none."""
-    told = []
+    """Returns the traces with sessions, clients and prefix hashes renumbered, so that two traces share none."""
+    told, clients = [], 0
     for i, trace in enumerate(traces):
         session, hashes = trace.session, trace.prefix_hashes
         if session is not None and sum(item.session is not None for item in traces) > 1:
             session = np.where(session == NO_SESSION, NO_SESSION, scattered(session, f"mix/{i}"))
         if hashes is not None and sum(item.prefix_hashes is not None for item in traces) > 1:
             hashes = hashes[0], scattered(hashes[1], f"mix/{i}")
-        told.append(replace(trace, session=session, prefix_hashes=hashes))
+        client = trace.client
+        if client is not None:
+            client = np.where(client < 0, client, client + clients)
+            clients = max(clients, int(client.max(initial=-1)) + 1)
+        told.append(replace(trace, session=session, prefix_hashes=hashes, client=client))
     return told
 
 

@@ -73,10 +73,11 @@ def trace_table(trace: Trace) -> Any:
         "arrival_s": pa.array(trace.arrival_s), "prompt_tokens": pa.array(trace.prompt_tokens),
         "output_tokens": pa.array(trace.output_tokens),
         "class": pa.DictionaryArray.from_arrays(pa.array(ids), list(names)).cast(pa.string())}
-    for name in (*SECONDS, "think_s", "session"):
+    for name in (*SECONDS, "think_s", "session", "client"):
         values = getattr(trace, name)
         if values is not None:
-            columns[name] = pa.array(values, mask=values == NO_SESSION if name == "session" else np.isnan(values))
+            none = np.isnan(values) if values.dtype.kind == "f" else values == NO_SESSION
+            columns[name] = pa.array(values, mask=none)
     if trace.prefix_hashes is not None:
         offsets, values = trace.prefix_hashes
         columns["prefix_hashes"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)).cast(

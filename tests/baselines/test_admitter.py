@@ -33,7 +33,8 @@ def setup_of(rows: Any = (), **values: Any) -> Setup:
 
 
 def documents(count: int = 120, of: int = 7) -> Trace:
-    """Offline questions on documents of 2,048 tokens, in a scattered order; each fifth asks of no document."""
+    """Offline questions on documents of 2,048 tokens, in a scattered order; each fifth asks of no document. Three
+    clients take turns, and each third request has a deadline."""
     random = np.random.default_rng(0)
     document = random.integers(of, size=count)
     alone = np.arange(count) % 5 == 0
@@ -41,7 +42,9 @@ def documents(count: int = 120, of: int = 7) -> Trace:
     offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, PIECES))])
     values = np.concatenate([np.arange(PIECES) + PIECES * one + 1 for one in document[~alone]])
     return Trace(arrival_s=0.02 * np.arange(count), prompt_tokens=prompts.astype(np.int32),
-                 output_tokens=random.integers(2, 40, size=count).astype(np.int32), online=np.zeros(count, bool),
+                 output_tokens=random.integers(2, 40, size=count).astype(np.int32),
+                 online=np.zeros(count, bool), client=np.arange(count) % 3,
+                 deadline_s=np.where(np.arange(count) % 3, np.nan, 100.0 - 0.3 * np.arange(count)),
                  prefix_hashes=(offsets.astype(np.int64), values.astype(np.int64)))
 
 
@@ -79,13 +82,21 @@ def iterations(setup: Setup, score: Callable[[dict[str, float]], float], trace: 
         documents_of = {slot: int(values[offsets[slot]]) if offsets[slot] < offsets[slot + 1] else -slot - 1
                         for slot in before}
         count = Counter(documents_of.values())
-        found = {}
+        found, ended, clients = {}, set(), np.zeros(3)
+        for slot in sorted(np.flatnonzero(state.requests["status"] == s.FINISHED),
+                           key=lambda slot: int(state.requests["finish_ps"][slot])):
+            client, tokens = trace.client[slot], trace.output_tokens[slot]
+            clients[client] += (tokens - clients[client]) * (0.1 if client in ended else 1.0)
+            ended.add(client)
         for slot in before:
             one = state.requests[slot]
             tokens, members = int(one["prompt_tokens"] + one["generated_tokens"]), count[documents_of[slot]]
             cached = int(look_up(handle.address, 0, slot))
             found[slot] = score({
                 "arrival": int(one["arrival_ps"]), "tokens": tokens, "cached": cached, "members": members,
+                "left": int(one["output_tokens"]) / 2, "due": trace.deadline_s[slot] + trace.arrival_s[slot],
+                "job": float(clients[trace.client[slot]]), "seen": trace.client[slot] in ended,
+                "free": 16 * int(state.instances[0]["free_blocks"]),
                 "work": tokens - cached, "shared": max(0, 512 * PIECES - cached) if members > 1 else 0})
         expected = sorted(before, key=lambda slot: (found[slot], int(state.order[slot])))
         answer = episode.rule_answer()
@@ -116,6 +127,10 @@ SCORES: dict[str, Callable[[dict[str, float]], float]] = {
     "dfs_weight": lambda one: -one["members"],
     "shortest": lambda one: one["tokens"],
     "least_work": lambda one: one["work"],
+    "longest": lambda one: -one["tokens"],
+    "edf": lambda one: one["due"] if one["due"] == one["due"] else 1e9 + one["arrival"],
+    "jobs": lambda one: (1e12 * (one["seen"] and 1 + ((one["job"] > 32) != (one["free"] > 4096)))
+                         - 1e5 * (one["job"] if one["seen"] else 128) - 1e-3 * one["tokens"]),
     "shared_work": lambda one: one["work"] - one["shared"] * (1.0 - 1.0 / one["members"]),
 }
 

@@ -20,6 +20,7 @@ from ooco_gym.policy.lengths import (
     peak_tokens,
     reference_worth,
 )
+from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
 from ooco_gym.workload import LengthPredictor, Trace
 
@@ -193,3 +194,34 @@ def test_mixed_policies_go_by_the_same_predictor() -> None:
     exact, told = (simulate(Scenario(**MIXED, lengths=lengths), policy) for lengths, policy in
                    (("none", "past_future:lengths=exact"), ("true", told_by)))
     assert exact.counters == told.counters
+
+
+def test_a_client_is_predicted_by_what_has_ended_of_it() -> None:
+    """By hand: mean and spread of the logarithm, with as much weight on its class as two requests have."""
+    offline = {"mode": "rate", "rate": 2.0, "clients": [
+        {"share": 1.0, "lengths": {"prompt": {"weights": [1.0], "mu": [5.0], "sigma": [0.5], "clip": [8, 999]},
+                                   "output": {"weights": [1.0], "mu": [mu], "sigma": [0.3], "clip": [2, 999]}}}
+        for mu in (3.0, 5.0)]}
+    run = Simulation(Scenario(**{**MIXED, "offline": offline, "lengths": "client", "seed": 2}), "deadline")
+    client = run.state.client.copy()
+
+    def median(slot: int) -> float:
+        run.state.requests["generated_tokens"][slot], out = 0, np.zeros(1)
+        _quantiles(run.handle.address, np.array([slot]), np.array([0.5]), out)
+        return float(out[0])
+
+    assert len({median(slot) for slot in np.flatnonzero(run.state.requests["online"] == 0)[:9]}) == 1, "none has ended"
+    run.advance(180.0)
+    requests = run.state.requests
+    done = (requests["status"] == s.FINISHED) & (requests["online"] == 0)
+    every = np.log(requests["output_tokens"][done])
+    medians = []
+    for row in np.unique(client[done]):
+        mine = np.log(requests["output_tokens"][done & (client == row)])
+        assert np.allclose(run.state.ended[row][:3], [mine.size, mine.mean(), mine.var() * mine.size])
+        mean = (mine.sum() + 2 * every.mean()) / (mine.size + 2)
+        medians.append(median(np.flatnonzero(client == row)[-1]))
+        assert medians[-1] == pytest.approx(np.exp(mean), rel=1e-6)
+    assert 1.5 * medians[0] < medians[1]
+    with pytest.raises(UserError, match="no request names one"):
+        Simulation(Scenario(**{**MIXED, "lengths": "client"}), "deadline")
