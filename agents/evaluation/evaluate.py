@@ -271,14 +271,12 @@ def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Ma
 # --- From Python ----------------------------------------------------------------------------------------------------
 def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes: int | None = None,
              beside: Sequence[str] = ("base_policy",), name: str = "mine", **more: Any) -> dict[str, Any]:
-    """Compares a function with heuristics on held-out windows, as `ooco-gym evaluate` does: paired,
-    with intervals.
+    """Compares a function with heuristics on held-out windows, as `ooco-gym evaluate` does: paired, with intervals.
 
     Args:
-        act: takes an observation of the environment (a vector if it was made with `flat=True`) and
-            returns an action.
-        env: a name of `conf/env` (`gating`), the path of a YAML file, a Gymnasium id, an
-            environment that `gymnasium.make` made, or a mapping with `id`, `splits` and arguments.
+        act: takes an observation of the environment (a vector if it was made with `flat=True`) and returns an action.
+        env: a name of `conf/env` (`gating`), the path of a YAML file, a Gymnasium id, an environment that
+            `gymnasium.make` made, or a mapping with `id`, `splits` and arguments.
         split: `test`, `validation` or `train`; or give `seeds`.
         episodes: windows, spread over the split's seeds; None: two of each seed.
         beside: heuristics, run folders and exports to compare with.
@@ -286,8 +284,7 @@ def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes:
         **more: other keys of the command: `seeds`, `window_s`, `warmup_s`, `shift`, `out`.
 
     Returns:
-        The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more
-        (docs/evaluation.md).
+        The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more (docs/evaluation.md).
 
     Raises:
         UserError: as the command; or an action is illegal.

@@ -128,8 +128,7 @@ def by_name(env: Any, name: str) -> Heuristic:
     """Returns a heuristic by name in a bare environment of `as_base_policy`'s configuration.
 
     Raises:
-        UserError: the name is unknown here, or is a published policy where the environment sets
-            parameters.
+        UserError: the name is unknown here, or is a published policy where the environment sets parameters.
     """
     if not hasattr(env, "episodes"):
         return _of_another_package(env, name)

@@ -303,12 +303,11 @@ def runs_of(folder: str | Path) -> dict[str, str]:
 
 
 def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
-    """Maps labels to policies (run name → folder) of a training sweep's folder; points that differ only in the seed
-    are runs of one policy.
+    """Maps labels to policies (run name → folder) of a training sweep's folder; points that differ only in the seed are
+    runs of one policy.
 
     Raises:
-        UserError: the sweep is of another command, no point has ended well, or its table is
-            damaged.
+        UserError: the sweep is of another command, no point has ended well, or its table is damaged.
     """
     sweep = Sweep.read(folder)
     if sweep.about["command"] != "train":

@@ -1,2 +1,1 @@
-"""Learning: algorithms, buffers, imitation, the trainer, its callbacks and loggers, and resuming a
-run."""
+"""Learning: algorithms, buffers, imitation, the trainer, its callbacks and loggers, and resuming a run."""

@@ -1,8 +1,7 @@
 """The possible content of an agent's configuration (`conf/agent`): algorithm, teacher, constraint.
 
-All is checked before anything is built, and without torch. An algorithm of Stable-Baselines3 needs
-a file `conf/agent/<name>.yaml` with `name: <name>`, its name in `ALGORITHMS`, and its classes in
-`models.CLASSES`.
+All is checked before anything is built, and without torch. An algorithm of Stable-Baselines3 needs a file
+`conf/agent/<name>.yaml` with `name: <name>`, its name in `ALGORITHMS`, and its classes in `models.CLASSES`.
 """
 
 from __future__ import annotations

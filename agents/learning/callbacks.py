@@ -1,5 +1,4 @@
-"""Training callbacks: metrics, scaling, validation, checkpoints, progress, time limits and
-interrupts."""
+"""Training callbacks: metrics, scaling, validation, checkpoints, progress, time limits and interrupts."""
 
 from __future__ import annotations
 
@@ -34,10 +33,9 @@ class Stop(Exception):
 
 
 class Interrupts:
-    """Notes the first SIGINT or SIGTERM inside its `with` block (`asked`), so that training stops
-    between two rollouts. A second signal interrupts immediately, and so does the first while
-    `patient` is False: nothing is to be saved yet. Only the main thread can catch signals. `signal`
-    is the last one."""
+    """Notes the first SIGINT or SIGTERM inside its `with` block (`asked`), so that training stops between two rollouts.
+    A second signal interrupts immediately, and so does the first while `patient` is False: nothing is to be saved yet.
+    Only the main thread can catch signals. `signal` is the last one."""
 
     def __init__(self) -> None:
         self.asked, self.patient = False, False
@@ -92,8 +90,7 @@ class Clock:
 class Callback(BaseCallback):
     """A Stable-Baselines3 callback whose `_on_step` may do nothing.
 
-    The attributes named in `STATE_ATTRIBUTES` are saved with a run's state, so that a resumed run
-    continues exactly.
+    The attributes named in `STATE_ATTRIBUTES` are saved with a run's state, so that a resumed run continues exactly.
     """
 
     STATE_ATTRIBUTES: ClassVar[tuple[str, ...]] = ()
@@ -119,9 +116,8 @@ class Callback(BaseCallback):
 
 
 class LogMetrics(Callback):
-    """Writes each transition's simulated duration and reward into the rollout buffer just before the
-    transition is added. After each rollout it logs reward terms and costs per simulated second, and
-    the metrics of ended episodes.
+    """Writes each transition's simulated duration and reward into the rollout buffer just before the transition is
+    added. After each rollout it logs reward terms and costs per simulated second, and the metrics of ended episodes.
 
     With `histograms`, which only trackers store, it also logs actions by kind of decision.
     """
@@ -182,11 +178,9 @@ class LogMetrics(Callback):
 
 
 class ObservationStatistics(Callback):
-    """Updates the scaling of observations between an update and the next rollout, never within
-    them.
+    """Updates the scaling of observations between an update and the next rollout, never within them.
 
-    The network must be the same function in a rollout and its update, or PPO's ratio would not
-    start at one.
+    The network must be the same function in a rollout and its update, or PPO's ratio would not start at one.
     """
 
     STATE_ATTRIBUTES = ("_seen",)
@@ -222,9 +216,8 @@ class _Periodic(Callback):
 
 
 class CheckpointAndStopCallback(_Periodic):
-    """Before each rollout: stops training if asked to or out of time; else saves the state every
-    `every_steps` decisions or `every_s` seconds. Saving by time is kept below a twentieth of wall
-    time."""
+    """Before each rollout: stops training if asked to or out of time; else saves the state every `every_steps`
+    decisions or `every_s` seconds. Saving by time is kept below a twentieth of wall time."""
 
     def __init__(self, keep: Callable[[], None], every_steps: int | None, every_s: float | None,
                  interrupts: Interrupts, clock: Clock) -> None:
@@ -256,9 +249,8 @@ class CheckpointAndStopCallback(_Periodic):
 
 
 class Validation(_Periodic):
-    """Runs the validation windows every `settings.every_steps` decisions and saves the best policy
-    so far, by `scoring.feasible_first` of the mean violation rate and the mean reward of an
-    episode.
+    """Runs the validation windows every `settings.every_steps` decisions and saves the best policy so far, by
+    `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
 
     Args:
         games, envs: the windows, and a list for their environments, filled at first use.

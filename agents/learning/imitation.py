@@ -40,11 +40,10 @@ def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
 
 
 def steps_of(env: Any, rollout_s: float, seed: int) -> int:
-    """Returns the decisions of each episode of a vectorised `env` that take `rollout_s` simulated
-    seconds, measured with random actions.
+    """Returns the decisions of each episode of a vectorised `env` that take `rollout_s` simulated seconds, measured
+    with random actions.
 
-    Environments have from 0.2 to 150 decisions a second, so no fixed number of decisions suits all
-    of them.
+    Environments have from 0.2 to 150 decisions a second, so no fixed number of decisions suits all of them.
     """
     random, levels = np.random.default_rng((seed, 5)), getattr(env.action_space, "nvec", None)
     observation, elapsed_s = env.reset(), 0.0
@@ -57,12 +56,11 @@ def steps_of(env: Any, rollout_s: float, seed: int) -> int:
 
 
 def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
-    """Returns the function that gives a heuristic's action at the open decision of an episode that
-    has begun.
+    """Returns the function that gives a heuristic's action at the open decision of an episode that has begun.
 
     Args:
-        rule: a heuristic by name (`heuristics`), or one for each decision, such as `{pull:
-            ooco_xllm, gate: shortest}`; the base policy takes all others.
+        rule: a heuristic by name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate: shortest}`;
+            the base policy takes all others.
 
     Raises:
         UserError: no heuristic or decision of that name.
@@ -97,8 +95,7 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
         decisions: spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
 
     Returns:
-        The parts of the observation, and `answer` (the heuristic's action), (n,) or (n, P), stacked
-        over decisions.
+        The parts of the observation, and `answer` (the heuristic's action), (n,) or (n, P), stacked over decisions.
 
     Raises:
         UserError: no heuristic of that name.
@@ -131,16 +128,15 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
 
 def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size: int, learning_rate: float,
             smoothing: float = 0.0) -> float:
-    """Fits the actor to the actions in `seen` by cross-entropy; returns the share on which both
-    then agree.
+    """Fits the actor to the actions in `seen` by cross-entropy; returns the share on which both then agree.
 
     It has its own optimiser, so that learning starts with fresh moments.
 
     Args:
         model: whose actor is fitted.
         seen: as `watch` returns it.
-        smoothing: share of the target that is spread over all legal actions. Without it, the copy
-            never explores and learning cannot improve it.
+        smoothing: share of the target that is spread over all legal actions. Without it, the copy never explores and
+            learning cannot improve it.
     """
     actor = Actor.of(model.policy)
     levels = actor.levels or (seen["action_mask"].shape[1],)

@@ -1,14 +1,12 @@
-"""The violation budget as a constraint: a multiplier learned beside the policy (PPO-Lagrangian,
-PID-Lagrangian).
+"""The violation budget as a constraint: a multiplier learned beside the policy (PPO-Lagrangian, PID-Lagrangian).
 
-The problem is: most reward, subject to (violations per online request that arrived) ≤ budget. A
-multiplier λ follows the measured rate, and the policy follows (A_r - λ A_c) / (1 + λ).
+The problem is: most reward, subject to (violations per online request that arrived) ≤ budget. A multiplier λ follows
+the measured rate, and the policy follows (A_r - λ A_c) / (1 + λ).
 
-Reward and cost have a critic each, so that a new λ takes effect immediately (Stooke, Achiam and
-Abbeel 2020, arXiv 2007.03964, section 4). A single critic of r - λ c would first have to relearn
-each change of λ. Both advantages are divided by their running deviation, so that gains need no
-tuning to the size of the reward (their section 7, with deviations of advantages in place of norms
-of gradients).
+Reward and cost have a critic each, so that a new λ takes effect immediately (Stooke, Achiam and Abbeel 2020, arXiv
+2007.03964, section 4). A single critic of r - λ c would first have to relearn each change of λ. Both advantages are
+divided by their running deviation, so that gains need no tuning to the size of the reward (their section 7, with
+deviations of advantages in place of norms of gradients).
 """
 
 from __future__ import annotations
@@ -37,17 +35,15 @@ _LEAST_DEVIATION = 1e-3  # of cost advantages, in violations: they are zero befo
 class PIDMultiplier:
     """λ ← (K_P Δ + K_I I + K_D ∂)₊ once an update (Stooke et al. 2020, algorithm 2).
 
-    Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below
-    zero lowers it. ∂ = (Δ_smooth - Δ_smooth,before)₊ reacts to a rising rate before it is over the
-    budget. With K_P = K_D = 0 this is the gradient ascent of PPO-Lagrangian (Ray, Achiam and Amodei
-    2019) with learning rate K_I.
+    Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below zero lowers it. ∂ =
+    (Δ_smooth - Δ_smooth,before)₊ reacts to a rising rate before it is over the budget. With K_P = K_D = 0 this is the
+    gradient ascent of PPO-Lagrangian (Ray, Achiam and Amodei 2019) with learning rate K_I.
 
     Args:
         proportional, integral, derivative: the gains, at least 0.
         initial: λ at first, at least 0; needs an integral gain.
         most: upper limit of λ, and of the integral part (no wind-up).
-        smoothing: of Δ for the proportional and the derivative part: share kept from update to
-            update, in [0, 1).
+        smoothing: of Δ for the proportional and the derivative part: share kept from update to update, in [0, 1).
     """
 
     def __init__(self, proportional: float, integral: float, derivative: float, initial: float, most: float,
@@ -72,11 +68,9 @@ class PIDMultiplier:
 
 
 class ViolationRate:
-    """Violations per online request that arrived, over about the last `requests` requests of
-    training's episodes.
+    """Violations per online request that arrived, over about the last `requests` requests of training's episodes.
 
-    Arrived and violated requests decay alike; a single rollout has too few requests, which come in
-    bursts.
+    Arrived and violated requests decay alike; a single rollout has too few requests, which come in bursts.
     """
 
     def __init__(self, requests: float) -> None:
@@ -112,8 +106,7 @@ def _counters(env: Any) -> np.ndarray:
 
 
 def cost_critic(features: int, hidden: int) -> nn.Module:
-    """Predicts discounted future violations, (batch, 1): a small network on the policy's scaled
-    features (batch, n)."""
+    """Predicts discounted future violations, (batch, 1): a small network on the policy's scaled features (batch, n)."""
     last = nn.Linear(hidden, 1)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -123,19 +116,16 @@ def cost_critic(features: int, hidden: int) -> nn.Module:
 class Lagrangian(Callback):
     """Makes any on-policy algorithm of Stable-Baselines3 with a timed buffer a Lagrangian one.
 
-    Between a rollout and its update it measures the violation rate, updates λ, and replaces the
-    buffer's advantages by (A_r - λ A_c) / (1 + λ). It must come after `callbacks.LogMetrics`, which
-    writes durations.
+    Between a rollout and its update it measures the violation rate, updates λ, and replaces the buffer's advantages by
+    (A_r - λ A_c) / (1 + λ). It must come after `callbacks.LogMetrics`, which writes durations.
 
     Args:
         requests: number of last requests over which the rate is measured.
         discount_per_s, gae_lambda_per_s: of costs, as of rewards.
-        features, hidden: sizes of the cost critic: its input (the policy's scaled features) and its
-            layers.
+        features, hidden: sizes of the cost critic: its input (the policy's scaled features) and its layers.
 
-    Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference
-    GPU-seconds per violation, the SLO penalty that would have the same effect), and the cost
-    critic's loss.
+    Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference GPU-seconds per
+    violation, the SLO penalty that would have the same effect), and the cost critic's loss.
     """
 
     STATE_ATTRIBUTES = ("multiplier", "rate", "deviations", "critic", "optimiser")

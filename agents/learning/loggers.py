@@ -1,5 +1,4 @@
-"""Where training metrics go: always to `progress.csv`, and to Weights & Biases or TensorBoard if
-asked."""
+"""Where training metrics go: always to `progress.csv`, and to Weights & Biases or TensorBoard if asked."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def _wandb_mode(options: Mapping[str, Any]) -> str:
 
 
 def checked_logger(options: Any) -> dict[str, Any]:
-    """Returns the `logger` configuration (a mapping, a name, or nothing) as a mapping with a
-    `name`.
+    """Returns the `logger` configuration (a mapping, a name, or nothing) as a mapping with a `name`.
 
     Raises:
         UserError: the name is unknown, or its package is not installed.
@@ -119,11 +117,10 @@ def checked_logger(options: Any) -> dict[str, Any]:
 
 def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: int | None = None,
                  table: bool = True) -> Logger:
-    """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing
-    below `folder`.
+    """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
 
-    Without `table` there is no progress.csv: the caller writes its own table. A run that is resumed
-    `after` that many decisions continues its W&B run.
+    Without `table` there is no progress.csv: the caller writes its own table. A run that is resumed `after` that many
+    decisions continues its W&B run.
 
     Raises:
         UserError: the name or mode is unknown, or its package is not installed.

@@ -31,14 +31,12 @@ from agents.policies.networks import CandidateScorer, ObservationEncoder
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
                      dones: np.ndarray, elapsed_s: np.ndarray, discount_per_s: float,
                      gae_lambda_per_s: float) -> np.ndarray:
-    """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt:
-    float64 (steps, places).
+    """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt: float64 (steps, places).
 
     Args:
         rewards, values: of each step, (steps, places); rewards are paid at the end of the step.
         last_values: values after the last step, (places,).
-        starts: whether an episode begins at a step, (steps, places); advantages do not reach back
-            across it.
+        starts: whether an episode begins at a step, (steps, places); advantages do not reach back across it.
         dones: whether the last step ended an episode, (places,).
         elapsed_s: simulated duration of each step, (steps, places).
     """
@@ -56,9 +54,8 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
 
 
 class TimedRolloutBuffer(MaskableDictRolloutBuffer):
-    """A rollout buffer with a duration and the environment's reward for each transition, `elapsed_s`
-    and `paid` (n_steps, n_envs), which a callback fills before `add`. γ and λ are over one simulated
-    second, in (0, 1]."""
+    """A rollout buffer with a duration and the environment's reward for each transition, `elapsed_s` and `paid`
+    (n_steps, n_envs), which a callback fills before `add`. γ and λ are over one simulated second, in (0, 1]."""
 
     elapsed_s: np.ndarray
     paid: np.ndarray

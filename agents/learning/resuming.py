@@ -1,5 +1,4 @@
-"""The configuration with which a run of `ooco-gym train` resumes, and whether its folder is free
-for another."""
+"""The configuration with which a run of `ooco-gym train` resumes, and whether its folder is free for another."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def check_free(config: Mapping[str, Any]) -> None:
 
 
 def go_on_in_sweep(cfg: Any) -> None:
-    """Makes a started but unfinished point of a sweep resume from its last state; without a state
-    it starts again."""
+    """Makes a started but unfinished point of a sweep resume from its last state; without a state it starts again."""
     if not in_sweep():
         return
     out = Path(cfg["out"])

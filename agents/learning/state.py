@@ -20,7 +20,7 @@ import torch
 from stable_baselines3.common.logger import CSVOutputFormat
 
 from agents.learning.models import CLASSES
-from agents.policies.runs import STATE_FILE, SUMMARY_FILE, mapping_or_empty
+from agents.policies.runs import STATE_FILE, SUMMARY_FILE, mapping_or_empty, read_pickled
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 
@@ -52,19 +52,11 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
     """Reads what `write_state` wrote in `config.out`.
 
     Raises:
-        UserError: the state is damaged or of another version; or training is complete, validated
-            and summarised.
+        UserError: the state is damaged or of another version; or training is complete, validated and summarised.
     """
     out = Path(config["out"])
-    path = out / STATE_FILE
-    try:
-        state = cloudpickle.loads(pa.input_stream(path, compression="zstd").read())
-        if state["schema"] != _SCHEMA:
-            raise ValueError(f"schema {state['schema']}, not {_SCHEMA}")
-    except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"'{path}' cannot be resumed from: it is damaged or from another version of ooco-gym "
-                        f"({reason}); start a new training") from error
+    state = read_pickled(out / STATE_FILE, _SCHEMA, lambda path: cloudpickle.loads(
+        pa.input_stream(path, compression="zstd").read()))
     done, total = int(state["trainer"]["timesteps"]), int(config["total_timesteps"])
     summary = mapping_or_empty(out / SUMMARY_FILE)
     told = summary.get("timesteps") == done and summary.get("stopped_by") != "interrupt"

@@ -1,5 +1,4 @@
-"""`ooco-gym train`: trains a policy for one environment, into a run folder that evaluate and export
-read."""
+"""`ooco-gym train`: trains a policy for one environment, into a run folder that evaluate and export read."""
 
 from __future__ import annotations
 
@@ -18,17 +17,16 @@ from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, p
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Trains and returns the summary; the folder `cfg.out` then has all that evaluate and export
-    need.
+    """Trains and returns the summary; the folder `cfg.out` then has all that evaluate and export need.
 
-    Files: `policy.zip` (best on validation), `policy_last.zip`, `config.yaml`, `progress.csv`,
-    `checkpoints/`, and the logger's own folder. A search over whole episodes
-    (`agents.search.episodes`) leaves other files: docs/training.md. Ctrl-C and SIGTERM end training
-    after the current update and save everything; `cfg.resume`, a run's folder, continues it.
+    Files: `policy.zip` (best on validation), `policy_last.zip`, `config.yaml`, `progress.csv`, `checkpoints/`, and the
+    logger's own folder. A search over whole episodes (`agents.search.episodes`) leaves other files: docs/training.md.
+    Ctrl-C and SIGTERM end training after the current update and save everything; `cfg.resume`, a run's folder,
+    continues it.
 
     Raises:
-        UserError: unknown agent, logger or environment, a value out of range, a missing extra,
-            nothing to resume, or a folder that holds another run (`cfg.overwrite` removes it).
+        UserError: unknown agent, logger or environment, a value out of range, a missing extra, nothing to resume, or a
+            folder that holds another run (`cfg.overwrite` removes it).
     """
     started = time.monotonic()
     resuming.go_on_in_sweep(cfg)

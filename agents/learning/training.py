@@ -218,8 +218,7 @@ class Training:
 
 
 def prepare(training: Training) -> dict[str, Any] | None:
-    """Scales observations and, if the agent asks for it, imitates; returns the summary of
-    imitation, or None."""
+    """Scales observations and, if the agent asks for it, imitates; returns the summary of imitation, or None."""
     if imitated(training.agent) is None:
         imitation.play_and_scale(training.model, training.env.venv, int(training.agent["scale_decisions"]),
                                  int(training.config["seed"]))

@@ -1,8 +1,7 @@
 """Adapts any Gymnasium `VectorEnv` to a Stable-Baselines3 `VecEnv`, which neither project does.
 
-The interfaces differ in what a reset returns, in the layout of infos (arrays with masks in
-Gymnasium, a list of dicts here), and in when an ended episode is reset: Stable-Baselines3 needs it
-in the same step.
+The interfaces differ in what a reset returns, in the layout of infos (arrays with masks in Gymnasium, a list of dicts
+here), and in when an ended episode is reset: Stable-Baselines3 needs it in the same step.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ _FINAL = ("final_obs", "final_info")
 class GymnasiumVecEnv(VecEnv):
     """A Gymnasium `VectorEnv` that resets in the same step, for Stable-Baselines3 and sb3-contrib.
 
-    The infos of a step have `TimeLimit.truncated`. At an episode's end they also have
-    `terminal_observation`, `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes
-    them), and the environment's own final info.
+    The infos of a step have `TimeLimit.truncated`. At an episode's end they also have `terminal_observation`, `episode`
+    (return `r`, length `l`, seconds `t`, as `Monitor` writes them), and the environment's own final info.
 
     Args:
-        info_keys: infos that are copied into the dicts at every step; None: all. The others cost
-            nothing; `info_array` returns them as arrays.
+        info_keys: infos that are copied into the dicts at every step; None: all. The others cost nothing; `info_array`
+            returns them as arrays.
 
     Raises:
         UserError: `env` resets at another time, or never.
@@ -109,8 +107,7 @@ class GymnasiumVecEnv(VecEnv):
         return [key for key in keys if key.startswith(prefix) and not key.startswith("_")]
 
     def info_array(self, key: str) -> np.ndarray:
-        """The last step's info `key` for all places, (N,); of an ended episode, its final one; 0 if
-        absent."""
+        """The last step's info `key` for all places, (N,); of an ended episode, its final one; 0 if absent."""
         values, final = self._infos.get(key), self._infos.get("final_info", {})
         if key not in final:
             return np.zeros(self.num_envs) if values is None else np.asarray(values)
@@ -167,16 +164,14 @@ class GymnasiumVecEnv(VecEnv):
         return list(values) if len(places) == self.num_envs else [values[i] for i in places]
 
     def _observed_masks(self) -> np.ndarray | None:
-        """Action masks in the info (Gymnasium's convention) or the observation, bool (N, A); None
-        without."""
+        """Action masks in the info (Gymnasium's convention) or the observation, bool (N, A); None without."""
         masks = self._infos.get("action_mask")
         if masks is None and isinstance(self._observations, Mapping):
             masks = self._observations.get("action_mask")
         return None if masks is None else np.asarray(masks) > 0
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
-        """Whether places are wrapped; always True for `Monitor`, since ends of episodes are
-        reported as it does."""
+        """Whether places are wrapped; always True for `Monitor`, since ends of episodes are reported as it does."""
         envs = getattr(self.env, "envs", None)
         return [wrapper_class is Monitor or (envs is not None and is_wrapped(envs[i], wrapper_class))
                 for i in self._get_indices(indices)]

@@ -1,5 +1,4 @@
-"""The manifest of an exported network: the meaning of its numbers, its origin, and what it was
-trained for."""
+"""The manifest of an exported network: the meaning of its numbers, its origin, and what it was trained for."""
 
 from __future__ import annotations
 

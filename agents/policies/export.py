@@ -38,12 +38,11 @@ _LAYERS = {"actor.of_candidate": "embed", "actor.of_context": "context", "own": 
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Exports the policy `cfg.policy` into the folder `cfg.out`, compares its forms with it, and
-    summarises.
+    """Exports the policy `cfg.policy` into the folder `cfg.out`, compares its forms with it, and summarises.
 
     Raises:
-        UserError: the policy or an extra is missing, a count or seed is out of range, a form cannot
-            be written, or a form disagrees with the policy.
+        UserError: the policy or an extra is missing, a count or seed is out of range, a form cannot be written, or a
+            form disagrees with the policy.
     """
     config = plain(cfg)
     checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
@@ -144,8 +143,7 @@ def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 
 def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Draws cluster (count, Fc), candidates (count, K, F), masks (count, A) with a legal action,
-    decisions (count, D).
+    """Draws cluster (count, Fc), candidates (count, K, F), masks (count, A) with a legal action, decisions (count, D).
 
     Values are the training mean ± 3 deviations, within and beyond the training range.
     """

@@ -1,14 +1,13 @@
-"""Networks: the encoder that scales observations, the scorer of actions with a value, and the actor
-of both.
+"""Networks: the encoder that scales observations, the scorer of actions with a value, and the actor of both.
 
-A decision for a fixed action (no, or the base policy's action) or one of K candidates does not
-depend on the order of candidates. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps
-that symmetry: permuting the candidates permutes only their scores.
+A decision for a fixed action (no, or the base policy's action) or one of K candidates does not depend on the order of
+candidates. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps that symmetry: permuting the candidates
+permutes only their scores.
 
-`ObservationEncoder` scales inside the network, so a saved policy is complete. The scorer takes its
-flat features, and scores illegal actions as `MASKED`, so that any algorithm of Stable-Baselines3
-takes only legal actions. Actor and critic share no parameters. `Actor` is evaluated and exported;
-Stable-Baselines3's policies around it are in `agents.learning.models`.
+`ObservationEncoder` scales inside the network, so a saved policy is complete. The scorer takes its flat features, and
+scores illegal actions as `MASKED`, so that any algorithm of Stable-Baselines3 takes only legal actions. Actor and
+critic share no parameters. `Actor` is evaluated and exported; Stable-Baselines3's policies around it are in
+`agents.learning.models`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ MASKED = -1e8  # as sb3-contrib masks
 
 
 class Layout(Sizes):
-    """The places of an observation's parts in the flat features: cluster, one-hot decision,
-    candidates, mask."""
+    """The places of an observation's parts in the flat features: cluster, one-hot decision, candidates, mask."""
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Splits flat features: context (batch, C), candidates (batch, K, F), their legality
@@ -44,8 +42,7 @@ class Layout(Sizes):
 
 
 class _SetEncoder(nn.Module):
-    """Embeds each candidate with the context and averages the legal ones: (batch, K, h) and (batch,
-    h).
+    """Embeds each candidate with the context and averages the legal ones: (batch, K, h) and (batch, h).
 
     Parameters, whose order has a meaning, come with their place, one-hot.
     """
@@ -74,10 +71,9 @@ def _mean_of(rows: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
 class CandidateScorer(nn.Module):
     """A deep set, from flat features to scores of the actions (actor) and a value latent (critic).
 
-    Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores
-    of the fixed actions = head(mean embedding, context). The value uses the context and the mean
-    features of the legal candidates, which halves an update's time against embeddings. The context
-    names the pending decision.
+    Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores of the fixed actions
+    = head(mean embedding, context). The value uses the context and the mean features of the legal candidates, which
+    halves an update's time against embeddings. The context names the pending decision.
 
     Attributes:
         latent_dim_pi, latent_dim_vf: sizes that Stable-Baselines3 reads.
@@ -131,9 +127,8 @@ class CandidateScorer(nn.Module):
 
 
 class FeatureScale(nn.Module):
-    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation,
-    -8, 8). The deviation is at least a thousandth of the declared range, so that noise is not
-    amplified."""
+    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation, -8, 8). The
+    deviation is at least a thousandth of the declared range, so that noise is not amplified."""
 
     mean: torch.Tensor
     deviation: torch.Tensor
@@ -168,16 +163,15 @@ class FeatureScale(nn.Module):
 
 
 class ObservationEncoder(BaseFeaturesExtractor):
-    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F),
-    mask (A).
+    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F), mask (A).
 
-    `decision` is one-hot and stays as it is. All K places share the statistics of a candidate's
-    features, which count legal candidates only.
+    `decision` is one-hot and stays as it is. All K places share the statistics of a candidate's features, which count
+    legal candidates only.
 
     Args:
         observation_space: of cluster, candidates, action_mask and decision.
-        levels: number of levels of each part, if the action is a vector of levels; the candidates
-            then are these parts, all present.
+        levels: number of levels of each part, if the action is a vector of levels; the candidates then are these parts,
+            all present.
     """
 
     def __init__(self, observation_space: spaces.Dict, levels: tuple[int, ...] = ()) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,7 @@ class LoadedRun:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """The arrays of a saved model by their names, and the number of decisions that it has learned
-    from.
+    """The arrays of a saved model by their names, and the number of decisions that it has learned from.
 
     Raises:
         UserError: the file is damaged, or has anything but arrays among the weights.
@@ -86,12 +85,11 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def load_run(folder: str | Path) -> LoadedRun:
-    """Loads the policy in the folder of an `ooco-gym train` run, or one of the folder's files by
-    its path, such as `policy_last.zip`.
+    """Loads the policy in the folder of an `ooco-gym train` run, or one of the folder's files by its path, such as
+    `policy_last.zip`.
 
     Raises:
-        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is
-            not installed.
+        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
     """
     path, kept = Path(folder), POLICY_FILE
     if path.suffix == ".zip":
@@ -168,6 +166,23 @@ def mapping_or_empty(path: Path) -> dict[str, Any]:
         return read_mapping(path)
     except UserError:
         return {}
+
+
+def read_pickled(path: Path, schema: str, load: Callable[[Path], Any]) -> dict[str, Any]:
+    """The mapping of a file that a run resumes from, unpickled by `load`.
+
+    Raises:
+        UserError: the file is missing, damaged or of another schema.
+    """
+    try:
+        state = load(path)
+        if state["schema"] != schema:
+            raise ValueError(f"schema {state['schema']}, not {schema}")
+        return state
+    except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"'{path}' cannot be resumed from: it is damaged or from another version of ooco-gym "
+                        f"({reason}); start a new training") from error
 
 
 def clear(folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Search over whole episodes (`ooco-gym train agent=cma`): its windows, generations, validation and files.
 
 A generation's candidates (`agents.search.space`) run on the same windows (`ooco_gym.study.population`), and are scored
-against a reference (`agents.search.judging`) for CMA-ES (`agents.search.optimisers`). Candidates that are behind after
-a few windows are dropped. The first candidate is the policy with default parameters. Every few generations, the best
-candidate and the mean of the distribution run on validation windows. The best one there is kept, unless it is behind
-the default on its training windows (docs/training.md).
+against a reference (`agents.search.judging`) for CMA-ES (`agents.search.optimisers`). The loop is our own, beside the
+executor of `ooco_gym.study`, because a generation is one batch of compiled calls, which share their windows' initial
+states. Candidates that are behind after a few windows are dropped. The first candidate is the policy with default
+parameters. Every few generations, the best candidate and the mean of the distribution run on validation windows. The
+best one there is kept, unless it is behind the default on its training windows (docs/training.md).
 
 After every generation `policy.yaml` and, for a policy with weights, `weights.npz` are the best policy so far (commands
 take the YAML as a policy's name), and `generations.csv` is the table. A search resumes from `checkpoints/latest.state`,
@@ -29,7 +30,7 @@ import numpy as np
 import yaml
 
 from agents.environments import check_ours, make_env, split_seeds
-from agents.policies.runs import GENERATIONS_FILE, SEARCHED_FILE, SEARCHED_WEIGHTS, STATE_FILE
+from agents.policies.runs import GENERATIONS_FILE, SEARCHED_FILE, SEARCHED_WEIGHTS, STATE_FILE, read_pickled
 from agents.search.judging import UNPLAYED, Judge, Judged, format_score
 from agents.search.optimisers import Cma
 from agents.search.space import space_of
@@ -402,17 +403,13 @@ def read_memory(folder: Path, names: Sequence[str]) -> Memory:
     Raises:
         UserError: the state is missing, damaged, or of another search or version of this package.
     """
-    path = folder / STATE_FILE
-    try:
+    def load(path: Path) -> Any:
         state = pickle.loads(path.read_bytes())
-        if not isinstance(state, dict) or state.get("schema") != _SCHEMA:
-            raise UserError(f"it is from another version of ooco-gym, or no search; expected schema {_SCHEMA}")
         if tuple(state["names"]) != tuple(names):
-            raise UserError("it is from a search over other parameters of the policy, which has changed since")
-        return pickle.loads(state["memory"])
-    except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"'{path}' cannot be resumed from: {reason}; start a new search") from error
+            raise ValueError("other parameters of the policy, which has changed since")
+        return {**state, "memory": pickle.loads(state["memory"])}
+
+    return read_pickled(folder / STATE_FILE, _SCHEMA, load)["memory"]
 
 
 def write_policy(folder: Path, candidate: Candidate) -> None:
