@@ -17,7 +17,6 @@ from ooco_gym.study.table import Answer
 PAPERS = ("ooco", "bros", "hygen", "echo", "ours")  # modules of `experiments.papers`
 CLAIMS = "claims"
 Range = tuple[float | None, float | None]
-Blocks = tuple[Any, ...]  # seeds of each block, as `seeds=` takes them
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Figure:
         quick: as `Paper.quick`, for this figure; None: nothing, it is quick as it is.
         page: of a claim, the page of docs/ that makes it.
         found: of a claim, its result when it was last played, or measured.
-        blocks: of a claim, its blocks of seeds, fixed before the first simulation.
+        blocks: of a claim, its blocks of seeds, as `seeds=` takes them, fixed before the first simulation.
         data: of a claim that is measured, not simulated: where its data is.
     """
 
@@ -91,7 +90,7 @@ class Figure:
     quick: Mapping[str, Any] | None = field(default_factory=dict)
     page: str = ""
     found: str = ""
-    blocks: Blocks = ()
+    blocks: tuple[Any, ...] = ()
     data: str = ""
 
     @property
@@ -105,22 +104,28 @@ _KNOWN: dict[str, Figure] = {}
 
 def figure(paper: Paper, title: str, place: str, read: str, **more: Any) -> Callable[..., Callable[..., Any]]:
     """Registers a function as a figure; further arguments as of `Figure`."""
-    return lambda run: _registered(run, f"{_module(run)}/{run.__name__}", title, paper=paper, place=place, read=read,
-                                   **more)
+    return _of_function(lambda run: str(run.__module__).rpartition(".")[2], title, paper=paper, place=place, read=read,
+                        **more)
 
 
-def claim(title: str, page: str, blocks: Blocks = (), **more: Any) -> Callable[..., Callable[..., Any]]:
+def claim(title: str, page: str, blocks: tuple[Any, ...], **more: Any) -> Callable[..., Callable[..., Any]]:
     """Registers a function as a claim; further arguments as of `Figure`."""
-    return lambda run: _registered(run, f"{CLAIMS}/{run.__name__}", title, page=page, blocks=blocks, **more)
+    return _of_function(lambda run: CLAIMS, title, page=page, blocks=blocks, **more)
 
 
-def _module(run: Any) -> str:
-    return str(run.__module__).rpartition(".")[2]
+def measured(name: str, title: str, page: str, statement: str, found: str, data: str) -> None:
+    """Registers a claim that was measured on an engine, or by removed code; arguments as of `Figure`."""
+    name = f"{CLAIMS}/{name}"
+    _KNOWN[name] = Figure(name, lambda study: iter(()), title, statement, page=page, found=found, data=data)
 
 
-def _registered(run: Any, name: str, title: str, **more: Any) -> Any:
-    _KNOWN[name] = Figure(name, run, title, " ".join((run.__doc__ or "").split()), **more)
-    return run
+def _of_function(module: Callable[[Any], str], title: str, **more: Any) -> Callable[..., Callable[..., Any]]:
+    def register(run: Any) -> Any:
+        name = f"{module(run)}/{run.__name__}"
+        _KNOWN[name] = Figure(name, run, title, " ".join((run.__doc__ or "").split()), **more)
+        return run
+
+    return register
 
 
 def known(modules: tuple[str, ...] = PAPERS) -> dict[str, Figure]:

@@ -101,9 +101,9 @@ class Study:
         return quick if self.quick else whole
 
     def show(self, metrics: Mapping[str, Metric], **plot: Any) -> None:
-        """Shows metrics in the page's table, and a plot: `kind` (bars or lines), `x`, `y`, `series`, `panels`, `log`,
-        `line`."""
-        self.shown, self.drawn = dict(metrics), plot or None
+        """Shows metrics in the page's table, and a plot: `kind` (bars or lines), `x`, `y` (names of metrics; default:
+        the first), `series`, `panels`, `log`, `line`."""
+        self.shown, self.drawn = dict(metrics), {"y": next(iter(metrics)), **plot} if plot else None
 
     def tests(self, block: slice = slice(None)) -> list[Test]:
         """Returns the figure's tests on a block of the seeds, by index; all are simulated in any case."""

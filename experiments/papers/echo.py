@@ -131,8 +131,7 @@ def fig10(study: Study) -> Iterator[Test]:
     """In most iterations more than half of the memory is occupied by running requests."""
     runs = study.play({"policy": {"Echo": "echo"}}, play=partial(plays.over_time, bin_s=60.0))
     held = runs["kv_share"]
-    study.show({"share of memory held by running requests": held}, kind="lines", x="hour",
-        y="share of memory held by running requests", line=0.5)
+    study.show({"share of memory held by running requests": held}, kind="lines", x="hour", line=0.5)
     yield Test("share of the time at which more than half of the memory is held", held.kept(least=0.5), (0.5, 1.0),
         (0.25, 1.0))
 
@@ -166,8 +165,7 @@ def resources(study: Study) -> Iterator[Test]:
                 "sharing": {"form": "documents", "ratio": 0.9, "groups": 840, "zipf": 0.0}, "rate": 0.0},
             "warmup_s": 120.0}, policy="echo", hold={"least": {"violations": 0.1, "most": 16}})
     instances = runs["instances"]
-    study.show({"instances": instances, "violations": runs["violation_rate"]}, kind="lines", x="rate_scale",
-        y="instances")
+    study.show({"instances": instances, "violations": runs["violation_rate"]}, kind="lines", x="rate_scale")
     yield Test("share of steps of the load at which as many instances or more are needed",
         instances.monotone("rate_scale"), (1.0, 1.0), (0.9, 1.0))
     yield Test("instances for four times the load that one serves alone", instances.at(rate_scale=55.0).value(),
