@@ -21,7 +21,7 @@ from ooco_gym.files import as_json
 from ooco_gym.metrics.statistics import ADVISED_SEEDS
 from ooco_gym.report import Column, Table, console, write_page
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.runs import Jobs, Store
+from ooco_gym.study.runs import Jobs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,7 +47,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         return {"schema": SCHEMA, "claims": listed}
     given = None if options["seeds"] is None else [seeds_of(options["seeds"])]
     answers, sections = [], []
-    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
+    with Jobs.of(options) as jobs:
         for one in claims:
             if one.data:
                 said = f"measured, not simulated: {one.found} ({one.data})"

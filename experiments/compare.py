@@ -1,12 +1,10 @@
-"""`ooco-gym compare`: policies on the same seeds, and their significant differences
-(docs/protocol.md).
+"""`ooco-gym compare`: policies on the same seeds, and their significant differences (docs/protocol.md).
 
 Each policy runs on a cluster of its kind: the given one, or its twin of equal hardware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +20,11 @@ from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
 from ooco_gym.run_notes import notes_of, say_clock, say_played
 from ooco_gym.study.options import baseline_of, names_of, seeds_of
-from ooco_gym.study.runs import Jobs, Store
+from ooco_gym.study.runs import Jobs
 from ooco_gym.study.tuning import parts_of, tuned_on, with_settings, words_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/compare/2"
 
@@ -44,23 +40,23 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     first, scenario = parts_of(scenario.with_(rate_scale=scenario.online_scale()), options["tuning"], policies)
     said = say_played(scenario, seeds=len(seeds))
     say_clock(scenario, policies=policies)
-    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
+    with Jobs.of(options) as jobs, jobs.progress("compare"):
         tuned = tuned_on(first, policies, options, jobs)
         tuning = words_of(scenario, options, tuned, policies) if tuned else ""
         policies = list(dict.fromkeys(one for name in policies for one in (name, tuned.get(name, name))))
         on = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
-        summaries = _played(on, seeds, jobs)
-    for name, one in on.items():
-        chips = len(one.load_cluster().hardware()[2])
-        for run in summaries[name]:
-            run["cost"] = cost_figures(run, chips, price)
+        asked, summaries = {}, {}
+        for name, one in on.items():
+            asked[name] = [jobs.submit(one.with_(seed=seed), name) for seed in seeds]
+        for name, one in on.items():
+            chips, runs = len(one.load_cluster().hardware()[2]), [future.result() for future in asked[name]]
+            summaries[name] = [{**run, "cost": cost_figures(run, chips, price)} for run in runs]
     costs = [f"cost.{key}" for key in ("goodput_per_s", "chip_hours_per_million_tokens", "per_million_tokens")
              if key != "per_million_tokens" or price is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
     metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *options["metrics"]], batch)
-    rows = compare(named, metrics,
-                   next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
+    rows = compare(named, metrics, next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), **({"tuned": tuned} if tuned else {}), "results": rows,
                "runs": summaries, "notes": [f"{line}." for line in (*said, note, tuning) if line]}
@@ -76,14 +72,3 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                  conditions=conditions_table({**summary, "scenario": {**summary["scenario"], "cluster": clusters}}),
                  lead=conditions(on[baseline].resolve(), price))
     return summary
-
-
-def _played(on: Mapping[str, Scenario], seeds: Sequence[int], jobs: Jobs) -> dict[str, list[dict[str, Any]]]:
-    """Returns the summaries of each policy on its scenario, one per seed; all are submitted before waiting."""
-    asked = {}
-    for name, scenario in on.items():
-        asked[name] = [jobs.submit(scenario.with_(seed=seed), name) for seed in seeds]
-    summaries = {}
-    for name, futures in asked.items():
-        summaries[name] = [dict(future.result()) for future in futures]
-    return summaries

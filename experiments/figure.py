@@ -27,7 +27,7 @@ from ooco_gym.own_code import module_of_file
 from ooco_gym.report import Column, Table, console, show_notes, write_page
 from ooco_gym.report.tables import NONE
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.runs import Jobs, Store
+from ooco_gym.study.runs import Jobs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -84,10 +84,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: no such figure, or none could be simulated.
     """
     options = plain(cfg)
-    quick, out, begun = bool(options["quick"]), Path(options["out"]), time.perf_counter()
+    quick = bool(options["quick"])
     verdicts, sections, failed = [], [], []
     asked = chosen(options["name"])
-    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
+    with Jobs.of(options) as jobs:
         for one in asked:
             try:
                 with jobs.progress(f"figure {one.name}"):
@@ -103,9 +103,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Table.of((Column("figure", "name"), Column("measured", "measured"),
               Column("ours (95 %)", ours), Column("verdict", in_words)), verdicts).show(console())
     show_notes([f"not simulated: {sentence}" for sentence in failed])
-    write_page(out / "figures.html", "Figures and tables reproduced", sections)
-    return {"schema": SCHEMA, "quick": quick, "figures": verdicts, "failed": failed, "simulations": jobs.different,
-            "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
+    write_page(Path(options["out"]) / "figures.html", "Figures and tables reproduced", sections)
+    return {"schema": SCHEMA, "quick": quick, "figures": verdicts, "failed": failed, **jobs.counts()}
 
 
 def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Study]:

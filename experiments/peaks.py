@@ -7,6 +7,7 @@ their twin. For mixed instances without a twin it is what vLLM's own scheduler s
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -31,8 +32,10 @@ from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import largest_factor
+from ooco_gym.study.search import bisected, walked
 from ooco_gym.study.sustain import late_at_most, settling
+
+MOST_FACTOR = 1e4  # of a load
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ def _timing_of(scenario: Scenario) -> str:
 
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
-    """Searches for the largest factor at which the reference policy stays within `plan.over_floor`."""
+    """Searches for the largest factor at which the reference policy stays within `plan.over_floor`: doubling upwards,
+    then bisection."""
     where, slo = f"'{title_of(scenario.workload)}' on '{scenario.load_cluster().name}'", scenario.load_slo()
     reference, cluster, mean_rate = reference_policy(scenario), scenario.load_cluster(), scenario.rates()[0]
     first = plan.first_rate * sum(pool.count for pool in cluster.relaxed + cluster.mixed)
@@ -150,14 +154,18 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
         raise UserError(f"{100 * floor:.2f} % of the requests of {where} violate their SLOs even on an idle cluster, "
                         f"more than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
                         f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
+    shares: dict[float, float] = {}
 
-    def violations(factor: float) -> float:
-        return float(np.mean([late_at_most(one, slo.tpot_from) for one in played(factor)]))
+    def holds(factor: float) -> bool:
+        shares[factor] = float(np.mean([late_at_most(one, slo.tpot_from) for one in played(factor)]))
+        return shares[factor] <= floor + plan.over_floor
 
-    found = largest_factor(violations, floor + plan.over_floor, first / mean_rate, plan.precision)
-    if found is None:
+    doubled = (first / mean_rate * 2.0**n for n in itertools.count())
+    best, failed = walked(holds, itertools.takewhile(lambda factor: factor < MOST_FACTOR, doubled))
+    if best is None:
         raise UserError(f"no load of {where} is light enough: even {first:g} requests a second "
                         f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work; "
                         "give rate_scale=… or online_rate=… instead of a peak")
-    return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
-            "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.window()[1]}
+    factor, _ = bisected(holds, best, failed or 2 * best, lambda low, high: high - low > plan.precision * high)
+    return {"factor": round(factor, 6), "floor": round(floor, 6), "violation_rate": round(shares[factor], 6),
+            "rate_per_s": round(factor * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.window()[1]}

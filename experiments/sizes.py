@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.summary import infeasible_words
-from ooco_gym.report import curve, percent, plot
-from ooco_gym.report.pages import Plot
-from ooco_gym.study.search import Point, bisected, walked
-from ooco_gym.study.sustain import Bench, sustain
-
-if TYPE_CHECKING:
-    from ooco_gym.scenario import Scenario
+from ooco_gym.report import duration, percent
+from ooco_gym.scenario import Scenario
+from ooco_gym.study.search import Crossing, Point, bisected, walked
+from ooco_gym.study.sustain import Bench, placed
 
 ROLES = ("relaxed", "strict", "mixed")
 Size = Mapping[str, int]  # instances by role
@@ -44,59 +40,65 @@ class Planner:
 
     Attributes:
         policy: the scheduler.
-        scenario: load, time and a cluster of the policy's kind, whose first instance of each role
-            is multiplied.
-        bench: runs the measurements.
+        bench: measures, on load, time and a cluster of the policy's kind, whose first instance of each role is
+            multiplied.
     """
 
     policy: str
-    scenario: Scenario
     bench: Bench
 
     @property
     def least(self) -> int:
         """The fewest instances with which the policy works."""
-        return 1 if self.scenario.load_cluster().mixed else 2
+        return 1 if self.bench.scenario.load_cluster().mixed else 2
 
     @property
     def chips_each(self) -> int:
         """Chips per instance; the instances of a pool's roles are assumed to be equal."""
-        cluster = self.scenario.load_cluster()
+        cluster = self.bench.scenario.load_cluster()
         return max(pool.tp * pool.pp * pool.data_parallel for role in ROLES for pool in getattr(cluster, role)[:1])
 
-    def instances_on(self, chips: int) -> int:
-        """Returns the number of instances on `chips` chips.
+    def on(self, size: Size) -> Bench:
+        """Returns the bench with a cluster of this size."""
+        return replace(self.bench, scenario=self.bench.scenario.with_(cluster=sized(self.bench.scenario, size)))
 
-        Raises:
-            UserError: fewer than the policy needs.
-        """
-        count = chips // self.chips_each
-        if count < self.least:
-            raise UserError(f"chips={chips}: '{self.policy}' needs {self.least * self.chips_each} or more: "
-                            f"{self.least} instance{'s' * (self.least > 1)} with {self.chips_each} each")
-        return count
-
-    def measured(self, size: Size, rate: float) -> Point:
-        """Returns the results of a size at an offline rate."""
-        return replace(self.bench, scenario=self.scenario.with_(cluster=sized(self.scenario, size))).measure(
-            self.policy, rate)
+    def sustained(self, size: Size) -> Crossing:
+        """Returns what a size sustains."""
+        return self.on(size).search(self.policy)
 
     def best(self, instances: int, rate: float) -> Sized:
-        """Returns the split of `instances` instances with the lowest ratio to the limits."""
-        limits = self.bench.limits
+        """Returns the split of instances between the cluster's roles with the lowest ratio to the limits."""
+        limits, sizes = self.bench.limits, [{"mixed": instances}]
+        if not self.bench.scenario.load_cluster().mixed:
+            sizes = [{"relaxed": instances - strict, "strict": strict} for strict in range(1, instances)]
 
-        def strain(one: tuple[Size, Point]) -> float:
-            point = one[1]
-            means = (point.violations.mean(), point.kept_up.mean(), point.kept_up_service.mean())
-            return float(limits.strain(*means))
+        def strain(one: Sized) -> float:
+            point = one.point
+            return float(limits.strain(point.violations.mean(), point.kept_up.mean(), point.kept_up_service.mean()))
 
-        found = [(size, self.measured(size, rate)) for size in divisions(self.scenario.load_cluster(), instances)]
-        size, point = min(found, key=strain)
-        return Sized(size, point, point.holds(limits))
+        found = []
+        for size in sizes:
+            point = self.on(size).measure(self.policy, rate)
+            found.append(Sized(size, point, point.holds(limits)))
+        return min(found, key=strain)
+
+    def tried(self, rate: float, chips: int | None, most: int) -> list[Sized]:
+        """Returns the sizes tried; the last is the fewest that hold, or the one on so many chips.
+
+        Raises:
+            UserError: fewer chips than the policy needs, or as `fewest`.
+        """
+        if chips is None:
+            return self.fewest(rate, most)
+        count, least, each = int(chips) // self.chips_each, self.least, self.chips_each
+        if count < least:
+            raise UserError(f"chips={chips}: '{self.policy}' needs {least * each} or more: {least} "
+                            f"instance{'s' * (least > 1)} with {each} each")
+        return [self.best(count, rate)]
 
     def fewest(self, rate: float, most: int) -> list[Sized]:
-        """Returns the sizes tried, by doubling until one is within the limits and then bisecting;
-        the last is the fewest.
+        """Returns the sizes tried, by doubling until one is within the limits and then bisecting; the last is the
+        fewest.
 
         One instance fewer is among them, unless the policy needs more.
 
@@ -118,40 +120,39 @@ class Planner:
         counts = itertools.takewhile(lambda count: count < most, (self.least * 2**n for n in itertools.count()))
         few, enough = walked(fails, [*counts, most])
         if enough is None:
-            raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                            f"{self.broken(tried[most].point)}; raise most, lower the load or relax the SLO")
+            raise UserError(f"most={most} instances are too few for '{self.policy}': {_broken(tried[most].point)}; "
+                            "raise most, lower the load or relax the SLO")
         _, enough = bisected(fails, self.least - 1 if few is None else few, enough, lambda low, high: high - low > 1)
         return [*(one for one in tried.values() if one.instances != enough), tried[enough]]
 
-    def broken(self, point: Point) -> str:
-        """Returns the violations of a size beyond the limits, in words."""
-        words = f"{percent(point.violations.mean())} of the online requests violate an SLO"
-        missed = []
-        for name in ("TTFT", "TPOT") if point.violations.any() else ():
-            kept = np.mean([run["online"][f"{name.lower()}_attainment"] for run in point.summaries])
-            missed.append(f"{name} {percent(1.0 - float(kept))}")
-        each = ", ".join(missed)
-        return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the arriving "
-                "offline work is completed")
 
-    def carried(self, size: Size) -> Any:
-        """Returns the largest offline rate that a size sustains (`ooco_gym.study.sustain.Sustained`)."""
-        mine = self.scenario.with_(cluster=sized(self.scenario, size))
-        return sustain(replace(self.bench, scenario=mine), self.policy)
-
-
-def asked_for(scenario: Scenario, chips: int | None) -> str:
-    """Returns the chips of a plan, in words."""
-    model, _, names = scenario.load_cluster().hardware()
-    return f"{'The fewest' if chips is None else chips} {' and '.join(dict.fromkeys(names))} chips with {model}"
+def _broken(point: Point) -> str:
+    """Returns the violations of a size beyond the limits, in words."""
+    late, runs = percent(point.violations.mean()), point.summaries
+    if "batch" in runs[0]:
+        ends = [run["batch"]["makespan_s"] for run in runs]
+        done = "" if None in ends else f"; the makespan is {duration(float(np.mean(ends)))}"
+        return f"{late} of the deadlines are missed{done}"
+    missed = []
+    for name in ("TTFT", "TPOT") if point.violations.any() else ():
+        kept = np.mean([run["online"][f"{name.lower()}_attainment"] for run in runs])
+        missed.append(f"{name} {percent(1.0 - float(kept))}")
+    each = f" ({', '.join(missed)})" if missed else ""
+    return (f"{late} of the online requests violate an SLO{each}, and {percent(point.kept_up.mean(), 0)} of the "
+            "arriving offline work is completed")
 
 
-def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
-    """Yields all splits of `instances` instances between the cluster's roles."""
-    if cluster.mixed:
-        yield {"mixed": instances}
-    else:
-        yield from ({"relaxed": instances - strict, "strict": strict} for strict in range(1, instances))
+class BatchBench(Bench):
+    """A bench for a trace of offline requests alone, each run until all are done."""
+
+    def measure(self, policy: str, rate: float) -> Point:
+        """Simulates a policy on every seed; violations are the share of deadlines missed or undecided."""
+        scenario = placed(self.scenario, policy)
+        runs = self.jobs.all([scenario.with_(seed=seed) for seed in self.seeds], policy)
+        late = [(one["offline"].get("deadline_misses", 0) + one["offline"].get("deadline_undecided", 0))
+                / max(1, one["offline"].get("deadlines", 0)) for one in runs]
+        tokens, whole = [one["batch"]["total_tokens_per_s"] or 0.0 for one in runs], np.ones(len(runs))
+        return Point(rate, np.array(late), whole, whole, np.array(tokens), runs)
 
 
 def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
@@ -168,17 +169,3 @@ def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
     values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
     pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
     return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}
-
-
-def frontier_plot(rows: Sequence[Mapping[str, Any]], key: str, title: str, unit: str) -> list[Plot]:
-    """Returns a plot of a result of each size tried over its chips, one colour per policy."""
-    traces = []
-    for place, row in enumerate(rows):
-        chips, values = [one["chips"] for one in row["frontier"]], [one[key] for one in row["frontier"]]
-        traces.append(curve(str(row["policy"]), chips, values, place, "lines+markers"))
-    return [plot(title, traces, "chips", unit)]
-
-
-def split_words(row: Mapping[str, Any]) -> str:
-    """Returns instances by role, in words."""
-    return ", ".join(f"{row[role]} {role}" for role in ROLES if row.get(role))

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.capacity import Condition, by_protocol, cell_of
+from experiments.capacity import at_load, by_protocol
 from experiments.peaks import reference_policy
-from experiments.plan import Planner
 from experiments.plays import profiled, simulated
 from experiments.registry import Figure, Test
+from experiments.sizes import Planner
 from ooco_gym.errors import UserError, check_keys, finite
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.report import Section, Table, curve, errors, number, plot, with_interval
@@ -29,8 +29,8 @@ from ooco_gym.report.pages import Plot
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import Limits, Plan, crossings, resamples
-from ooco_gym.study.sustain import Bench, placed, sustain
+from ooco_gym.study.search import Limits, Plan, resamples
+from ooco_gym.study.sustain import Bench, placed
 from ooco_gym.study.table import Answer, Metric
 
 Found = Sequence[Mapping[str, Any]]  # results by seed
@@ -176,8 +176,7 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
 
 
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
-    """Returns the summaries at the highest offline rate sustainable over all seeds, with the
-    search's points.
+    """Returns the summaries at the highest offline rate sustainable over all seeds, with the search's results.
 
     With `protocol`, load, SLOs, limits and search are those of `ooco-gym capacity protocol=…`.
     """
@@ -186,15 +185,12 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
     if "protocol" in options:
         given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"], "seeds": list(seeds)})
         with _PEAKS:  # searched once for all policies
-            condition = Condition("", scenario.with_(rate_scale=None), (), {})
-            scenario = cell_of(condition, given, tpot_from, jobs)[0].scenario
+            scenario, _ = at_load(scenario.with_(rate_scale=None), {**given, "tpot_from": tpot_from}, jobs)
         options = {key: {**given[key], **(options.get(key) or {})} for key in ("search", "limits")}
-    limits = Limits(**options.get("limits") or {})
-    bench = Bench(jobs, scenario, seeds, tpot_from, limits, Plan(**options.get("search") or {}))
-    found = sustain(bench, point.policy)
-    at = found.crossing.best or found.crossing.points[0]
-    return [{**summary, "sustained": {"points": found.crossing.points, "limits": limits, "seed": seed}}
-            for seed, summary in enumerate(at.summaries)]
+    limits, plan = Limits(**options.get("limits") or {}), Plan(**options.get("search") or {})
+    found = Bench(jobs, scenario, seeds, tpot_from, limits, plan).search(point.policy)
+    runs = (found.best or found.points[0]).summaries
+    return [{**one, "sustained": {"crossing": found, "seed": seed}} for seed, one in enumerate(runs)]
 
 
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
@@ -203,7 +199,7 @@ def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point
     limits = Limits(float(options.get("violations", 0.03)), kept_up=0.0, kept_up_service=0.0)
     found = []
     for seed in seeds:
-        planner = Planner(point.policy, point.scenario, Bench(jobs, point.scenario, (seed,), limits=limits))
+        planner = Planner(point.policy, Bench(jobs, point.scenario, (seed,), limits=limits))
         least = planner.fewest(0.0, int(options.get("most", 64)))[-1]
         found.append({"instances": least.instances, "violation_rate": float(least.point.violations.mean())})
     return found
@@ -239,8 +235,8 @@ class Runs:
 
 def _crossed(found: Found) -> dict[str, np.ndarray]:
     """Returns the rates that resamples of some seeds of `_sustained` sustain, shape (resamples,)."""
-    held, seeds = found[0]["sustained"], np.array([one["sustained"]["seed"] for one in found])
-    rates, tokens = crossings(held["points"], held["limits"], seeds[resamples(len(seeds))])
+    seeds = np.array([one["sustained"]["seed"] for one in found])
+    rates, tokens = found[0]["sustained"]["crossing"].of(seeds[resamples(len(seeds))])
     return {"rate": rates, "total_tokens_per_s": tokens}
 
 

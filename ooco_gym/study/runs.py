@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import cache, partial
@@ -85,7 +85,12 @@ class Jobs:
         self._open: dict[str, Future[dict[str, Any]]] = {}  # submitted and not finished
         self._seen: set[str] = set()
         self._cpu_s: dict[str, float] = {}
-        self._stopped = False
+        self._stopped, self._begun = False, time.perf_counter()
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Returns them by a command's options `workers` and `cache`."""
+        return cls(options["workers"], Store(on=bool(options["cache"])))
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +105,11 @@ class Jobs:
     def different(self) -> int:
         """The number of different simulations submitted, from the store or not."""
         return len(self._seen)
+
+    def counts(self) -> dict[str, Any]:
+        """Returns what a command's summary says of its simulations."""
+        return {"simulations": self.different, "simulated_anew": self.simulated,
+                "wall_s": time.perf_counter() - self._begun}
 
     @property
     def cpu_s(self) -> float:

@@ -1,16 +1,16 @@
 """Searches: the largest load, or the fewest instances, that hold.
 
-`walked` goes up to the first value that does not hold, `bisected` halves the bracket; all searches
-are made of them. `first_crossing` so finds the highest sustainable offline rate (OOCO 5.2), with
-every seed at each rate. With many seeds, `crossing_near` lets a few of them find the neighbourhood,
-and simulates all only around it.
+`walked` goes up to the first value that does not hold, `bisected` halves the bracket; all searches are made of them.
+`first_crossing` so finds the highest sustainable offline rate (OOCO 5.2), with every seed at each rate. With many
+seeds, `crossing_near` lets a few of them find the neighbourhood, and simulates all only around it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from ooco_gym.report import percent
 
 MOST_RATES = 24
 MOST_RESAMPLES = 4000
-MOST_FACTOR = 1e4  # of a load
 EDGE = 1.25  # factor to a further rate, if the interval reaches beyond the outermost one
 EDGES = 3    # most such rates on one side
 
@@ -32,10 +31,8 @@ class Limits:
 
     Attributes:
         violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
-        kept_up: smallest share of offline arrivals in the window's second half that is done in it,
-            mean over seeds.
-        kept_up_service: the same for reference GPU time, begun in it, so that hard requests are not
-            neglected.
+        kept_up: smallest share of offline arrivals in the window's second half that is done in it, mean over seeds.
+        kept_up_service: the same for reference GPU time, begun in it, so that hard requests are not neglected.
     """
 
     violations: float = VIOLATION_BUDGET
@@ -54,7 +51,7 @@ class Limits:
         return (f"A rate holds if {late} and, of the offline work that arrives in the window's second half, at least "
                 f"{', and at least '.join(kept)}.")
 
-    def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
+    def strain(self, violations: Any, kept_up: Any, kept_up_service: Any) -> Any:
         """Returns the largest ratio of a value to its limit; 1 is at the limit."""
         short = (1.0 - kept_up) / max(1e-9, 1.0 - self.kept_up)
         easy = (1.0 - kept_up_service) / max(1e-9, 1.0 - self.kept_up_service)
@@ -71,8 +68,6 @@ class Point:
         kept_up: done in the window's second half, over arrivals in it; 1 if nothing arrived.
         kept_up_service: begun in it, over arrivals, by reference GPU time.
         total_tokens_per_s: offline prompt and output tokens completed per second.
-        service_per_s: offline reference GPU-seconds completed per second.
-        wasted_per_s: tokens recomputed per second.
         summaries: each seed's summary.
     """
 
@@ -81,8 +76,6 @@ class Point:
     kept_up: np.ndarray
     kept_up_service: np.ndarray
     total_tokens_per_s: np.ndarray
-    service_per_s: np.ndarray
-    wasted_per_s: np.ndarray
     summaries: Sequence[Mapping[str, Any]] = ()
 
     def holds(self, limits: Limits) -> bool:
@@ -100,8 +93,7 @@ class Plan:
         factor: ratio between successive grid rates, above 1.
         last: highest rate tried.
         precision: bisection ends when the bracket is this share of its upper end.
-        screen: number of first seeds that walk the grid before all are simulated around their
-            crossing; 0: all seeds walk.
+        screen: number of first seeds that walk the grid before all are simulated around their crossing; 0: all walk.
     """
 
     first: float = 0.1
@@ -110,90 +102,94 @@ class Plan:
     precision: float = 0.04
     screen: int = 0
 
-    def grid(self) -> list[float]:
-        """Returns the rates, ascending, without 0."""
-        rates, rate = [], self.first
+    def grid(self) -> Iterable[float]:
+        """Yields the rates, ascending, from 0."""
+        yield 0.0
+        rate = self.first
         while rate <= self.last * (1 + 1e-9):
-            rates.append(rate)
+            yield rate
             rate *= self.factor
-        return rates
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The rates between which a policy stops being sustainable.
+    """What a policy sustains: the results at the rates of a search, ascending, between two of which it exceeds the
+    limits."""
 
-    Attributes:
-        best: the highest sustainable rate found below the first crossing; None if not even rate 0
-            is sustainable.
-        failed: the lowest unsustainable rate found; None if the grid ended before.
-        reason: the limit that `failed` exceeds: `violations`, `backlog`, or `none`.
-        points: all rates evaluated, ascending.
-    """
+    points: Sequence[Point]
+    limits: Limits
 
-    best: Point | None
-    failed: Point | None
-    reason: str
-    points: list[Point] = field(default_factory=list)
+    @property
+    def seeds(self) -> int:
+        """The number of seeds."""
+        return len(self.points[0].violations)
+
+    @cached_property
+    def failed(self) -> Point | None:
+        """The lowest unsustainable rate; None if the search ended before."""
+        return next((point for point in self.points if not point.holds(self.limits)), None)
+
+    @property
+    def best(self) -> Point | None:
+        """The rate before the lowest unsustainable one; None if not even rate 0 is sustainable."""
+        held = list(itertools.takewhile(lambda point: point.holds(self.limits), self.points))
+        return held[-1] if held else None
+
+    def of(self, draws: np.ndarray) -> np.ndarray:
+        """Returns where samples of the seeds reach the limits, interpolated between evaluated rates.
+
+        Args:
+            draws: seeds of each sample by index, shape (samples, seeds).
+
+        Returns:
+            Rates and total tokens per second at each sample's first crossing, shape (2, samples); those of the last
+            rate if it never crosses, 0 if rate 0 already exceeds the limits.
+        """
+        rates, means = np.array([point.rate for point in self.points]), []
+        for name in ("violations", "kept_up", "kept_up_service", "total_tokens_per_s"):
+            means.append(np.stack([getattr(point, name) for point in self.points])[:, draws].mean(axis=-1))
+        strain, tokens = self.limits.strain(*means[:3]), means[3]
+        return np.array([_cross(rates, strain[:, index], tokens[:, index]) for index in range(len(draws))]).T
+
+    @cached_property
+    def resampled(self) -> np.ndarray:
+        """Rates, and offline prompt and output tokens per second, that resamples of the seeds sustain, shape (2,
+        resamples); the same resamples for every policy. Their medians are `rate` and `total_tokens_per_s`."""
+        return self.of(resamples(self.seeds))
+
+    @property
+    def rate(self) -> float:
+        """The sustainable offline rate, requests per second; 0 if there is none."""
+        return float(np.median(self.resampled[0]))
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        """Offline throughput at the sustainable rate."""
+        return float(np.median(self.resampled[1]))
 
 
 def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limits) -> Crossing:
     """Searches for the largest offline rate below the first unsustainable one.
 
-    Violations need not be monotone in the rate, so the grid is walked from below and only the first
-    crossing is bisected; sustainable rates above it are ignored.
+    Violations need not be monotone in the rate, so the grid is walked from below and only the first crossing is
+    bisected; sustainable rates above it are ignored.
     """
-    points: dict[float | None, Point] = {}
+    points: list[Point] = []
 
     def holds(rate: float) -> bool:
-        points[rate] = points[rate] if rate in points else evaluate(rate)
-        return points[rate].holds(limits)
+        points.append(evaluate(rate))
+        return points[-1].holds(limits)
 
-    best, failed = walked(holds, [0.0, *plan.grid()])
+    best, failed = walked(holds, plan.grid())
     if best is not None and failed is not None:
-        best, failed = bisected(holds, best, failed, lambda low, high: high - low > plan.precision * high
-                                and high > plan.first * plan.precision)
-    best, failed = points.get(best), points.get(failed)
-    return Crossing(best, failed, reason_of(failed, limits), sorted(points.values(), key=lambda point: point.rate))
-
-
-def reason_of(failed: Point | None, limits: Limits) -> str:
-    """Returns the limit that a rate exceeds."""
-    if failed is None:
-        return "none"
-    return "violations" if failed.violations.mean() > limits.violations else "backlog"
-
-
-def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rates at which bootstrap samples of the seeds reach the limits, interpolated
-    between evaluated rates.
-
-    Args:
-        points: evaluated rates, ascending.
-        limits: of a sustainable rate.
-        draws: seeds of each resample by index, shape (resamples, seeds).
-
-    Returns:
-        (rates, total_tokens_per_s) at each resample's first crossing, shape (resamples,); the last
-        rate if it never crosses, 0 if rate 0 already exceeds the limits.
-    """
-    rates = np.array([point.rate for point in points])
-    means = {}
-    for name in ("violations", "kept_up", "kept_up_service", "total_tokens_per_s"):
-        values = np.stack([getattr(point, name) for point in points])
-        means[name] = values[:, draws].mean(axis=-1)
-    strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
-    found = [_cross(rates, strain[:, index], means["total_tokens_per_s"][:, index]) for index in range(len(draws))]
-    return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
+        bisected(holds, best, failed, lambda low, high: high - low > plan.precision * high
+                 and high > plan.first * plan.precision)
+    return Crossing(sorted(points, key=lambda point: point.rate), limits)
 
 
 def resamples(seeds: int) -> np.ndarray:
-    """Returns all resamples of the seeds with replacement; a keyed sample of them if there are more
-    than `MOST_RESAMPLES`.
-
-    Returns:
-        Indices of seeds, shape (resamples, seeds).
-    """
+    """Returns all resamples of the seeds with replacement, by index, shape (resamples, seeds); a keyed sample of them
+    if there are more than `MOST_RESAMPLES`."""
     if seeds**seeds <= MOST_RESAMPLES:
         return np.array(list(itertools.product(range(seeds), repeat=seeds)))
     return np.random.Generator(np.random.Philox(key=seeds)).integers(seeds, size=(MOST_RESAMPLES, seeds))
@@ -222,40 +218,12 @@ def walked(holds: Callable[[Any], bool], values: Iterable[Any]) -> tuple[Any, An
 
 
 def bisected(holds: Callable[[Any], bool], best: Any, failed: Any, wide: Callable[[Any, Any], bool]) -> tuple[Any, Any]:
-    """Returns a bracket from `best`, which holds, to `failed`, halved while it is `wide`; of whole
-    numbers the middle is rounded down."""
+    """Returns a bracket from `best`, which holds, to `failed`, halved while it is `wide`; of whole numbers the middle
+    is rounded down."""
     while wide(best, failed):
         middle = (best + failed) // 2 if isinstance(best, int) else 0.5 * (best + failed)
         best, failed = (middle, failed) if holds(middle) else (best, middle)
     return best, failed
-
-
-def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float
-                   ) -> tuple[float, float] | None:
-    """Returns the largest load factor with violations within `limit`: doubling upwards, then bisection.
-
-    Args:
-        violations: share of violating requests at a factor.
-        limit: largest share allowed.
-        first: a factor that is surely small enough.
-        precision: bisection ends when the bracket is this share of its upper end.
-
-    Returns:
-        (factor, its violations), or None if even `first` exceeds the limit.
-    """
-    shares: dict[float, float] = {}
-
-    def holds(factor: float) -> bool:
-        shares[factor] = violations(factor)
-        return shares[factor] <= limit
-
-    doubled = itertools.takewhile(lambda factor: factor < MOST_FACTOR, (first * 2.0**n for n in itertools.count()))
-    best, failed = walked(holds, doubled)
-    if best is None:
-        return None
-    failed = 2 * best if failed is None else failed
-    best, _ = bisected(holds, best, failed, lambda low, high: high - low > precision * high)
-    return best, shares[best]
 
 
 def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, limits: Limits) -> Crossing:
@@ -267,31 +235,19 @@ def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, l
         plan: the search; its grid is not used.
         limits: of a sustainable rate.
     """
-    points = [evaluate(0.0)]
-    rate = (near or plan.first) if points[0].holds(limits) else None
-    while rate is not None and len(points) < MOST_RATES:
-        points = sorted([*points, evaluate(rate)], key=lambda point: point.rate)
-        rate = next_rate(points, plan, limits)
-    best, failed = bracket(points, limits)
-    return Crossing(best, failed, reason_of(failed, limits), points)
+    found = Crossing([evaluate(0.0)], limits)
+    rate = near or plan.first if found.best else None
+    while rate is not None and len(found.points) < MOST_RATES:
+        found = Crossing(sorted([*found.points, evaluate(rate)], key=lambda point: point.rate), limits)
+        rate = next_rate(found, plan)
+    return found
 
 
-def bracket(points: Sequence[Point], limits: Limits) -> tuple[Point | None, Point | None]:
-    """Returns the rate before the lowest unsustainable one, and that one; None for missing ones.
-
-    Args:
-        points: evaluated rates, ascending.
-        limits: of a sustainable rate.
-    """
-    at = next((index for index, point in enumerate(points) if not point.holds(limits)), len(points))
-    return (points[at - 1] if at else None), (points[at] if at < len(points) else None)
-
-
-def next_rate(points: Sequence[Point], plan: Plan, limits: Limits) -> float | None:
+def next_rate(found: Crossing, plan: Plan) -> float | None:
     """Returns the rate to evaluate next, or None if the crossing and its interval lie between evaluated rates."""
-    best, failed = bracket(points, limits)
-    lowest, highest = points[1].rate, points[-1].rate
-    stride = min(plan.factor, (1.0 - plan.precision) ** -min(64, 2 ** (len(points) - 2)))  # strides grow
+    best, failed, rates = found.best, found.failed, [point.rate for point in found.points]
+    lowest, highest = rates[1], rates[-1]
+    stride = min(plan.factor, (1.0 - plan.precision) ** -min(64, 2 ** (len(rates) - 2)))  # strides grow
     if best is None:
         return None
     if failed is None:
@@ -300,19 +256,12 @@ def next_rate(points: Sequence[Point], plan: Plan, limits: Limits) -> float | No
         return failed.rate / stride if failed.rate > plan.first * plan.precision else None
     if failed.rate - best.rate > plan.precision * failed.rate * (1 + 1e-9):
         return 0.5 * (best.rate + failed.rate)
-    below, above = _beyond(points, limits)
-    if above and highest < plan.last and sum(point.rate > failed.rate for point in points) < EDGES:
+    # Further rates are evaluated while the crossing's interval reaches beyond the outermost ones.
+    tail = expanded_tail(found.seeds) if found.seeds > 1 else 1.0
+    sampled = found.resampled[0]
+    above, below = np.mean(sampled >= highest) > tail, np.mean(sampled < lowest) > tail
+    if above and highest < plan.last and sum(rate > failed.rate for rate in rates) < EDGES:
         return highest * EDGE
-    if below and sum(0 < point.rate < best.rate for point in points) < EDGES:
+    if below and sum(0 < rate < best.rate for rate in rates) < EDGES:
         return lowest / EDGE
     return None
-
-
-def _beyond(points: Sequence[Point], limits: Limits) -> tuple[bool, bool]:
-    """Returns whether the crossing's interval reaches below the lowest rate above 0, and above the highest."""
-    seeds = len(points[0].violations)
-    if seeds < 2:
-        return False, False
-    rates, _ = crossings(list(points), limits, resamples(seeds))
-    tail = expanded_tail(seeds)
-    return bool(np.mean(rates < points[1].rate) > tail), bool(np.mean(rates >= points[-1].rate) > tail)

@@ -1,4 +1,4 @@
-"""What a policy sustains: simulations at offline rates, their crossing, and resamples for intervals."""
+"""What a policy sustains: simulations at offline rates, and the search for the highest one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import (
-    Crossing,
-    Limits,
-    Plan,
-    Point,
-    crossing_near,
-    crossings,
-    first_crossing,
-    resamples,
-)
+from ooco_gym.study.search import Crossing, Limits, Plan, Point, crossing_near, first_crossing
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -34,9 +25,8 @@ class Bench:
         jobs: runs simulations.
         scenario: cluster, workload at its peak factor, SLO; seed and offline rate are replaced.
         seeds: paired seeds.
-        tpot_from: the TPOT definition of violations. All scenarios are simulated under
-            `first_decode`; a violation under it is one under `first_token`, too, so that one
-            simulation serves both.
+        tpot_from: the TPOT definition of violations. All scenarios are simulated under `first_decode`; a violation
+            under it is one under `first_token`, too, so that one simulation serves both.
         limits: of a sustainable rate.
         plan: the search for rates.
     """
@@ -49,18 +39,31 @@ class Bench:
     plan: Plan = field(default_factory=Plan)
 
     def measure(self, policy: str, rate: float) -> Point:
-        """Simulates a policy at an offline rate on every seed, on the cluster of its kind."""
+        """Simulates a policy at an offline rate on every seed, on the cluster of its kind.
+
+        Raises:
+            UserError: a seed has no online request, so that nothing limits the offline rate.
+        """
         scenario = settling(placed(self.scenario, policy))
-        scenarios = [scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds]
-        return point_of(rate, self.jobs.all(scenarios, policy), self.tpot_from)
+        runs = self.jobs.all([scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds], policy)
+        idle = [one["seed"] for one in runs if one["online"][f"violation_rate_{self.tpot_from}"] is None]
+        if idle:
+            raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, so no offline rate "
+                            "would be too high; raise rate_scale or duration_s")
+
+        def offline(name: str, empty: float) -> np.ndarray:
+            return np.array([empty if one["offline"][name] is None else one["offline"][name] for one in runs], float)
+
+        return Point(rate, np.array([late_at_most(one, self.tpot_from) for one in runs]),
+                     offline("kept_up_share", 1.0), offline("kept_up_service_share", 1.0),
+                     offline("total_tokens_per_s", 0.0), runs)
 
     def search(self, policy: str, near: float | None = None) -> Crossing:
         """Searches for the policy's sustainable offline rate.
 
         Args:
             policy: its name.
-            near: a rate from which to search, if other seeds have already done the plan's
-                screening.
+            near: a rate from which to search, if other seeds have already done the plan's screening.
         """
         few = self.plan.screen
         if not 0 < few < len(self.seeds):
@@ -72,8 +75,7 @@ class Bench:
 
 
 def placed(scenario: Scenario, policy: str) -> Scenario:
-    """Returns the scenario on a cluster of the policy's kind, at the same load
-    (`Scenario.on_kind`).
+    """Returns the scenario on a cluster of the policy's kind, at the same load (`Scenario.on_kind`).
 
     Raises:
         UserError: the cluster is of the other kind and has no twin.
@@ -95,65 +97,3 @@ def late_at_most(summary: Mapping[str, Any], tpot_from: str) -> float:
     """Returns the share of online requests that violate or are undecided at the run's end, an upper bound."""
     online = summary["online"]
     return (online[f"violation_rate_{tpot_from}"] or 0.0) + online["undecided"] / max(online["arrived"], 1)
-
-
-def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Point:
-    """Collects the results at an offline rate from the summaries of its seeds.
-
-    Raises:
-        UserError: a seed has no online request, so that nothing limits the offline rate.
-    """
-    idle = [one["seed"] for one in summaries if one["online"][f"violation_rate_{tpot_from}"] is None]
-    if idle:
-        raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, so no offline rate would "
-                        "be too high; raise rate_scale or duration_s")
-
-    def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
-        return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)
-
-    return Point(rate, np.array([late_at_most(one, tpot_from) for one in summaries]),
-                 column("offline", "kept_up_share", 1.0), column("offline", "kept_up_service_share", 1.0),
-                 column("offline", "total_tokens_per_s"), column("offline", "reference_gpu_s_per_s"),
-                 column("offline", "wasted_tokens_per_s"), summaries)
-
-
-@dataclass(frozen=True)
-class Sustained:
-    """The offline rate that a policy sustains.
-
-    Attributes:
-        policy: with its changed parameters, `name:param=value,…`.
-        crossing: result of the search.
-        rates: crossings of resamples of the seeds, requests per second, shape (resamples,); the
-            same resamples for every policy.
-        tokens: offline tokens per second there, shape (resamples,).
-        own_rates: each seed's own crossing, among the rates measured for all, shape (seeds,).
-    """
-
-    policy: str
-    crossing: Crossing
-    rates: np.ndarray
-    tokens: np.ndarray
-    own_rates: np.ndarray
-
-    @property
-    def rate(self) -> float:
-        """Sustainable offline rate, requests per second: the median over resamples; 0 if there is none."""
-        return float(np.median(self.rates))
-
-    @property
-    def held(self) -> float:
-        """The highest simulated rate within the limits on average, at which other metrics are taken."""
-        return self.crossing.best.rate if self.crossing.best else 0.0
-
-    @property
-    def total_tokens_per_s(self) -> float:
-        """Offline throughput at the crossing in prompt and output tokens per second, the median over resamples."""
-        return float(np.median(self.tokens))
-
-
-def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
-    """Searches for what a policy sustains (from `near`), with the crossings of resamples of the seeds."""
-    crossing, seeds = bench.search(policy, near), len(bench.seeds)
-    own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
-    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)

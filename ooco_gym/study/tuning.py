@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,33 +70,25 @@ def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[s
 def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> dict[str, str]:
     """Returns the name of each tuned policy's best candidate.
 
-    Among those within `violation_budget` it completes the most offline tokens (to three digits),
-    then has the fewest violations; if none is within it, it has the fewest violations.
+    Among those within `violation_budget` it completes the most offline tokens (to three digits), then has the fewest
+    violations; if none is within it, it has the fewest violations.
     """
-    budget = float(options["violation_budget"])
     seeds = seeds_of(options["tuning"]["seeds"], "tuning.seeds")[:1 if scenario.from_file else None]
-
-    def ask(policy: str) -> list[Any]:
-        on = scenario.on_kind(get_policy(policy).mixed)
-        return [jobs.submit(on.with_(seed=seed), policy) for seed in seeds]
-
     asked: dict[str, dict[str, list[Any]]] = {}
     for name, settings in options["tuning"]["policies"].items():
-        if name in policies:
-            asked[name] = {one: ask(one) for one in (name, *candidates_of(name, settings))}
+        for one in (name, *(spelled(name, values) for values in settings)) if name in policies else ():
+            on = scenario.on_kind(get_policy(one).mixed)
+            asked.setdefault(name, {})[one] = [jobs.submit(on.with_(seed=seed), one) for seed in seeds]
 
-    def standing(asked: Sequence[Any]) -> tuple[bool, float, float]:
-        runs = [one.result() for one in asked]
+    def standing(submitted: Sequence[Any]) -> tuple[bool, float, float]:
+        runs = [one.result() for one in submitted]
         late = float(np.mean([run["online"]["violation_rate"] or 0.0 for run in runs]))
         served = float(np.mean([run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
                                 for run in runs]))
-        return late <= budget, float(f"{served:.3g}") * (late <= budget), -late
+        within = late <= float(options["violation_budget"])
+        return within, float(f"{served:.3g}") * within, -late
 
-    best = {}
-    for name, tried in asked.items():
-        found = {one: standing(runs) for one, runs in tried.items()}
-        best[name] = max(found, key=found.__getitem__)
-    return best
+    return {name: max(tried, key=lambda one: standing(tried[one])) for name, tried in asked.items()}
 
 
 def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str, str], policies: Sequence[str]) -> str:
@@ -114,31 +105,9 @@ def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str,
     return f"tuned on {on}: {', '.join(said)}"
 
 
-# --- A race at rising loads -----------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Tuning:
-    """The result of tuning a policy.
-
-    Attributes:
-        policy: the winner, `name:param=value,…`.
-        rate: highest offline rate that the winner sustained on the validation seeds.
-        default_rate: the same for the default.
-    """
-
-    policy: str
-    rate: float
-    default_rate: float
-
-
-def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns policy names with the given parameter values."""
-    return [spelled(name, values) for values in settings]
-
-
 def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits
-         ) -> Tuning:
-    """Races candidates: from the default's crossing the rate is raised while any candidate sustains
-    it.
+         ) -> tuple[str, float, float]:
+    """Races candidates: from the default's crossing the rate is raised while any candidate sustains it.
 
     Args:
         default: the policy with default parameters.
@@ -148,19 +117,18 @@ def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], P
         limits: of a sustainable rate.
 
     Returns:
-        The candidate that sustained the highest rate; among equals the one with the fewest
-        violations there.
+        The candidate that sustained the highest rate (among equals the one with the fewest violations there), that
+        rate, and the highest one that the default sustained.
     """
-    start = first_crossing(lambda rate: evaluate(default, rate), plan, limits)
-    default_rate = start.best.rate if start.best is not None else 0.0
+    start = first_crossing(lambda rate: evaluate(default, rate), plan, limits).best
+    default_rate = start.rate if start is not None else 0.0
     rate = max(default_rate, plan.first)
-    field: list[str] = [default, *others]
-    winner, best_rate = default, default_rate
+    field, winner, best_rate = [default, *others], default, default_rate
     for _ in range(MOST_STEPS):
         heat = {policy: evaluate(policy, rate) for policy in field}
-        held = [policy for policy in field if heat[policy].holds(limits)]
-        if not held:
+        field = [policy for policy in field if heat[policy].holds(limits)]
+        if not field:
             break
-        winner = min(held, key=lambda policy: float(heat[policy].violations.mean()))
-        best_rate, field, rate = rate, held, rate * STEP
-    return Tuning(winner, best_rate, default_rate)
+        winner, best_rate = min(field, key=lambda policy: float(heat[policy].violations.mean())), rate
+        rate *= STEP
+    return winner, best_rate, default_rate

@@ -17,7 +17,7 @@ from experiments.registry import CLAIMS
 from experiments.study import Runs
 from ooco_gym.cli import main
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.search import Limits, Point
+from ooco_gym.study.search import Crossing, Limits, Point
 from tests.experiments.made_up import answers_of
 from tests.html_pages import Page
 
@@ -94,10 +94,10 @@ def test_a_claim_whose_blocks_do_not_overlap_is_open(every: tuple[float, float],
 @given(st.integers(2, 4), st.integers(0, 2**31))
 def test_what_is_sustained_lies_inside_its_interval(seeds: int, key: int) -> None:
     draw = np.random.default_rng(key)
-    none = np.zeros(seeds)
     points = [Point(rate, draw.uniform(0.0, 0.06, seeds), draw.uniform(0.9, 1.0, seeds), draw.uniform(0.9, 1.0, seeds),
-                    rate * draw.uniform(900.0, 1100.0, seeds), none, none) for rate in (0.0, 1.0, 2.0, 4.0)]
-    found: Any = [{"sustained": {"points": points, "limits": Limits(), "seed": seed}} for seed in range(seeds)]
+                    rate * draw.uniform(900.0, 1100.0, seeds)) for rate in (0.0, 1.0, 2.0, 4.0)]
+    crossing = Crossing(points, Limits())
+    found: Any = [{"sustained": {"crossing": crossing, "seed": seed}} for seed in range(seeds)]
     point: Any = type("Point", (), {"at": {"policy": "a"}})
     one = Runs([(point, found)], seeds)["sustained.rate"].value().estimate()
     assert one["low"] <= one["mean"] <= one["high"]

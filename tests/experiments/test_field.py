@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,22 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.generators.sustained import body
-from experiments.sustained import Cell, Entry, entries_of, rows_of
+from experiments.capacity import Cell, cells_of, found_by, rows_of
 from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
-from ooco_gym.study.search import (
-    Crossing,
-    Limits,
-    Plan,
-    Point,
-    bracket,
-    first_crossing,
-    reason_of,
-)
-from ooco_gym.study.sustain import Bench, sustain
-from ooco_gym.study.tuning import candidates_of, with_settings
+from ooco_gym.study.search import Crossing, Limits, Plan, Point, first_crossing
+from ooco_gym.study.sustain import Bench
+from ooco_gym.study.tuning import with_settings
 from tests.html_pages import Page
 
 LIMITS = Limits()
@@ -51,36 +41,27 @@ def summary_at(rate, violations, ttft, tpot, instances=2):
 def point(rate, violations, ttft=0.0, tpot=0.0):
     share = np.atleast_1d(np.asarray(violations, float))
     ones = np.ones_like(share)
-    return Point(rate, share, ones, ones, 1000 * rate * ones, 0.4 * rate * ones, 10 * rate * ones,
-                 [summary_at(rate, one, ttft, tpot) for one in share])
+    return Point(rate, share, ones, ones, 1000 * rate * ones, [summary_at(rate, one, ttft, tpot) for one in share])
 
 
 def sustained(knees, ttft=0.0, tpot=0.0, start=0.0):
     """A policy whose seeds begin to violate at their knees."""
-    def measure(policy, rate):
-        return point(rate, [start + (0.01 if rate <= knee else 0.06) for knee in knees], ttft, tpot)
-
-    bench = SimpleNamespace(seeds=tuple(range(len(knees))), limits=LIMITS,
-                            search=lambda policy, near: first_crossing(partial(measure, policy), PLAN, LIMITS))
-    return sustain(bench, "x")  # type: ignore[arg-type]
+    return first_crossing(lambda rate: point(rate, [start + (0.01 if rate <= knee else 0.06) for knee in knees], ttft,
+                                             tpot), PLAN, LIMITS)
 
 
-def cell(name="ooc on pair_7b"):
-    return Cell(name, Scenario(rate_scale=0.05), PLAN, PLAN)
-
-
-def entry(policy, found, tuned_as=None):
-    return Entry(cell(), policy, tuned_as, found)
+def cell(**more):
+    return Cell("ooc on pair_7b", Scenario(rate_scale=0.05), PLAN, PLAN, **more)
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return rows_of([entry("base_pd", sustained([2.0, 2.0, 2.0], ttft=0.05, tpot=0.02)),
-                    entry("online_priority", sustained([4.0, 4.0, 4.0])),
-                    entry("online_priority", sustained([6.0, 6.0, 6.0]), "online_priority:cap_share=0.7"),
-                    entry("vllm_priority", sustained([8.0, 6.0, 7.0], ttft=0.01, tpot=0.07)),
-                    entry("vllm_fcfs", sustained([8.0, 8.0, 8.0], start=0.05, tpot=0.06))],
-                   ["online_priority"], 0.03)
+    tuned = "online_priority:cap_share=0.7"
+    return rows_of(cell(baselines=["online_priority"]), {
+        ("base_pd", None): sustained([2.0, 2.0, 2.0], ttft=0.05, tpot=0.02),
+        ("online_priority", None): sustained([4.0, 4.0, 4.0]), ("online_priority", tuned): sustained([6.0, 6.0, 6.0]),
+        ("vllm_priority", None): sustained([8.0, 6.0, 7.0], ttft=0.01, tpot=0.07),
+        ("vllm_fcfs", None): sustained([8.0, 8.0, 8.0], start=0.05, tpot=0.06)}, 0.03)
 
 
 def test_rows_are_ranked_within_a_cell_and_paired_with_the_tuned_baseline(rows):
@@ -124,13 +105,11 @@ def test_every_interval_holds_its_own_figure(data, seeds, rates):
         columns = [data.draw(st.lists(shares, min_size=seeds, max_size=seeds)) for _ in range(2 * rates)]
         points = [replace(point(float(rate), columns[2 * rate]), kept_up=1 - np.array(columns[2 * rate + 1]),
                           total_tokens_per_s=rate * (1000.0 + np.arange(seeds))) for rate in range(rates)]
-        best, failed = bracket(points, LIMITS)
-        found = Crossing(best, failed, reason_of(failed, LIMITS), points)
-        bench = SimpleNamespace(seeds=tuple(range(seeds)), limits=LIMITS, search=lambda policy, near: found)
-        return sustain(bench, "x")  # type: ignore[arg-type]
+        return Crossing(points, LIMITS)
 
     names = ("base_pd", "online_priority", "vllm_priority")
-    for row in rows_of([entry(name, table()) for name in names], names[:2], 0.03, lead=names[2]):
+    found = {(name, None): table() for name in names}
+    for row in rows_of(cell(baselines=names[:2]), found, 0.03, lead=names[2]):
         found = list(intervals_of(row))
         assert {"rate", "max_offline_rate.estimate", "lead.estimate", "violations.mean"} <= {name for name, *_ in found}
         for name, low, figure, high in found:
@@ -139,7 +118,7 @@ def test_every_interval_holds_its_own_figure(data, seeds, rates):
 
 
 def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open():
-    caching = Cell("x", Scenario(rate_scale=0.05), PLAN, PLAN, params={"prefix_caching": "on"})
+    caching = cell(params={"prefix_caching": "on"})
     assert caching.full_name("base_pd") == "base_pd"
     assert caching.full_name("vllm_fcfs") == "vllm_fcfs:prefix_caching='on'"
     assert caching.full_name("vllm_fcfs:prefix_caching='off'") == "vllm_fcfs:prefix_caching='off'"
@@ -158,16 +137,11 @@ class KneeBench(Bench):
         return point(rate, [0.01 if rate <= KNEES[policy] else 0.06] * len(self.seeds))
 
 
-def found_by(policy, settings, shipped=True, screen=0):
-    bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS,  # type: ignore[arg-type]
-                      plan=replace(PLAN, screen=screen))
-    return entries_of(cell(), policy, bench, bench, settings, shipped)
-
-
 def test_a_policy_with_settings_is_measured_as_it_ships_and_as_tuned():
-    tried = {"ooco": [{"interrupt": "slack"}]}
-    assert [(one.policy, one.tuned_as) for one in found_by("ooco", tried)] == [
-        ("ooco", None), ("ooco", "ooco:interrupt=slack")]
+    bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS, plan=PLAN)  # type: ignore[arg-type]
+    for shipped in (True, False):
+        found = found_by(cell(), "ooco", bench, bench, [{"interrupt": "slack"}], shipped)
+        assert list(found) == [("ooco", None)] * shipped + [("ooco", "ooco:interrupt=slack")]
 
 
 @pytest.fixture
@@ -248,7 +222,6 @@ def test_mistakes(words, said, capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from experiments.capacity import conditions_of
     from ooco_gym.from_config import scenario_of
 
     assert main(["capacity", "+preset=field", "--cfg", "job"]) == 0
@@ -260,13 +233,13 @@ def test_the_field_is_configured(capsys):
     assert len(options["seeds"]) >= 20 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
     from omegaconf import DictConfig
 
-    cells = conditions_of(scenario_of(DictConfig(options)), options, options["policies"])
+    cells = cells_of(scenario_of(DictConfig(options)), options, options["policies"])
     assert len(cells) == len(options["cells"]) >= 3 and options["lead"] in options["policies"]
     assert len({len(settings) for settings in options["tuning"]["policies"].values()}) == 1, "one budget for all"
     for policy, tried in options["tuning"]["policies"].items():
         assert policy in options["policies"]
-        for name in candidates_of(policy, tried):
-            assert get_policy(name).name == get_policy(policy).name
+        for values in tried:
+            assert get_policy(spelled(policy, values)).name == get_policy(policy).name
 
 
 @pytest.mark.parametrize("policy", ["vllm_fcfs", "vllm_priority", "vllm_lcf", "sarathi", "sarathi_pp", "hygen",

@@ -7,18 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.study.search import (
-    EDGES,
-    MOST_RATES,
-    Limits,
-    Plan,
-    Point,
-    crossing_near,
-    crossings,
-    first_crossing,
-    resamples,
-)
-from ooco_gym.study.tuning import candidates_of, tune
+from ooco_gym.study.search import EDGES, MOST_RATES, Crossing, Limits, Plan, Point, crossing_near, first_crossing
+from ooco_gym.study.tuning import tune
 
 LIMITS = Limits()
 PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)
@@ -28,7 +18,7 @@ def point(rate, violations, kept_up=1.0):
     violations, kept_up = np.atleast_1d(violations), np.broadcast_to(kept_up, np.shape(np.atleast_1d(violations)))
     served = np.full(violations.shape, 1000.0 * rate)
     kept_up = np.array(kept_up, float)
-    return Point(rate, violations, kept_up, kept_up, served, served / 1e4, 0 * served)
+    return Point(rate, violations, kept_up, kept_up, served)
 
 
 def test_the_limits_that_are_used_are_said_whatever_the_window():
@@ -44,7 +34,6 @@ def test_finds_a_knee_from_below(knee):
     assert found.best is not None and found.failed is not None
     assert found.best.rate <= knee < found.failed.rate
     assert found.failed.rate - found.best.rate <= 0.02 * found.failed.rate * 1.0001
-    assert found.reason == "violations"
 
 
 @given(st.floats(0.5, 8.0), st.sampled_from([0.0, 0.3, 1.0, 3.0, 12.0]), st.floats(0.0, 0.4))
@@ -57,8 +46,7 @@ def test_finds_the_mean_knee_from_near_it_and_measures_as_far_as_the_interval_re
     assert found.best.rate <= true < found.failed.rate
     if len(found.points) < MOST_RATES:
         assert found.failed.rate - found.best.rate <= 0.02 * found.failed.rate * 1.0001
-        rates, _ = crossings(found.points, LIMITS, resamples(20))
-        low, high = np.quantile(rates, [0.025, 0.975])
+        low, high = np.quantile(found.resampled[0], [0.025, 0.975])
         beside = [one.rate for one in found.points[1:]]
         assert sum(one > found.failed.rate for one in beside) >= EDGES or high < beside[-1]
         assert sum(one < found.best.rate for one in beside) >= EDGES or low > beside[0] * 0.999
@@ -68,7 +56,6 @@ def test_a_growing_backlog_does_not_hold():
     found = first_crossing(lambda rate: point(rate, 0.0, min(1.0, 2.0 / max(rate, 1e-9))), PLAN, LIMITS)
     assert found.best is not None
     assert found.best.rate == pytest.approx(2.0 / 0.98, rel=0.03)
-    assert found.reason == "backlog"
 
 
 def test_a_knee_below_the_grid_is_bisected_from_zero():
@@ -79,7 +66,8 @@ def test_a_knee_below_the_grid_is_bisected_from_zero():
 
 def test_resamples_of_seeds_cross_where_their_mean_does():
     points = [point(rate, np.array([0.01 * rate, 0.02 * rate, 0.001 * rate])) for rate in (0.0, 1.0, 2.0, 4.0)]
-    rates, tokens = crossings(points, LIMITS, np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2], [0, 1, 2], [0, 0, 1]]))
+    draws = np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2], [0, 1, 2], [0, 0, 1]])
+    rates, tokens = Crossing(points, LIMITS).of(draws)
     assert rates == pytest.approx([3.0, 1.5, 4.0, 0.03 / (0.031 / 3), 0.03 / (0.04 / 3)])
     assert tokens == pytest.approx(1000 * rates)
 
@@ -92,8 +80,6 @@ def test_tuning_finds_the_candidate_that_holds_the_highest_rate():
         asked.append(policy)
         return point(rate, 0.01 if rate <= knees[policy] else 0.2)
 
-    tuned = tune("p", candidates_of("p", [{"cap": 1}, {"cap": 2}, {"cap": 3}]), evaluate, PLAN, LIMITS)
-    assert tuned.policy == "p:cap=2"
-    assert 1.35 / 1.08 <= tuned.rate <= 1.35
-    assert tuned.default_rate == pytest.approx(1.0, rel=0.03)
+    policy, rate, default_rate = tune("p", list(knees)[1:], evaluate, PLAN, LIMITS)
+    assert policy == "p:cap=2" and 1.35 / 1.08 <= rate <= 1.35 and default_rate == pytest.approx(1.0, rel=0.03)
     assert set(asked) == set(knees)
