@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from two_way_blocks import Blocks
+from tests.sim.two_way_blocks import Blocks
 
 PS_PER_S = 1e12
 

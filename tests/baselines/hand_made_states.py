@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from harness import Episode, Setup, machines_of
 
 from ooco_gym.perf import cost_table, decode_latency_ps
 from ooco_gym.policy.decisions import call_rule
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode, Setup, machines_of
 
 RELAXED, STRICT = 0, 1
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import Episode, Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import steps
 
 from baselines import adaptive_deadline as ad
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.sim import state as s
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup, play
+from tests.sim.iterations import steps
 
 ALIKE = (("chunk_efficiency", 0.95), ("decode_share", 1.0))  # which the two ship with differently
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import Episode, Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
@@ -21,6 +19,8 @@ from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 from ooco_gym.sim.step_actions import get_computed_tokens
 from ooco_gym.workload import Trace
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup, play
 
 ALIKE = (("chunk_efficiency", 0.95), ("decode_share", 1.0))  # which the two ship with differently
 ONE: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}

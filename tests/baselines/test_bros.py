@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from bros_restated import Request, Scheduler
-from episodes import traces
-from harness import Episode, Setup
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from iterations import iterations
 
 from ooco_gym.sim import state as s
+from tests.baselines.bros_restated import Request, Scheduler
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup
+from tests.sim.iterations import iterations
 
 LINEAR = {"prefill_linear": 1e8, "prefill_product": 0.0, "prefill_base": 1e9, "decode_linear": 1e9,
           "decode_product": 0.0, "decode_base": 1e9}  # a prompt token takes 0.1 ms, a decode 1 ms, either phase 1 ms

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import Episode, Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import given_tokens, iterations, steps
 
 from baselines.deadline import GIVEN, MOST_GIVEN
 from ooco_gym.sim import state as s
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup, play
+from tests.sim.iterations import given_tokens, iterations, steps
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 TPOT_PS, SHARE = 0.05 * s.PS_PER_S, 0.9

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Episode, Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines import echo_estimator as e
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode, Setup
 
 
 @jit

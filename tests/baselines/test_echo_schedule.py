@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from echo_schedule import Request, Schedule
-from harness import Episode, Setup, differences, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import given_tokens, steps
 
 from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
+from tests.baselines.echo_schedule import Request, Schedule
+from tests.sim.harness import Episode, Setup, differences, play
+from tests.sim.iterations import given_tokens, steps
 
 POLICIES = ("echo", "echo_bs", "echo_bs_e", "echo_bs_e_s")
 VALUES = st.fixed_dictionaries({

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Episode, Setup
-from pool_checks import check_pool, free_queue
 
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
+from tests.sim.harness import Episode, Setup
+from tests.sim.pool_checks import check_pool, free_queue
 
 Row = tuple[float, int, int, bool, list[int]]  # arrival, prompt, output, online, prefix hashes
 

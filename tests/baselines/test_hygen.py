@@ -8,13 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import DEFAULT_RULES, Episode, Setup, differences, machines_of, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import iterations
-from pool_checks import check_pool
-from test_blocks import shared_trace
 
 from baselines.hygen import COEFFICIENTS, service_error
 from baselines.hygen_predictor import trained
@@ -23,6 +18,11 @@ from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import SimConfig
 from ooco_gym.sim.policy_context import policy_context
+from tests.sim.episodes import traces
+from tests.sim.harness import DEFAULT_RULES, Episode, Setup, differences, machines_of, play
+from tests.sim.iterations import iterations
+from tests.sim.pool_checks import check_pool
+from tests.sim.test_blocks import shared_trace
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("a100_40g_sxm", 1),), "window_s": (0.0, 20.0),
                          "rules": {"max_batch": 300}}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Setup, play
 
 from baselines.hygen_predictor import trained
 from baselines.hygen_profile import excess, search, trials_of
@@ -14,6 +13,7 @@ from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
+from tests.sim.harness import Setup, play
 
 SLOS = {"slo_metric": "p99_tbt", "tolerance": 0.05, "second_metric": "none", "second_tolerance": 0.0,
         "profile_steps": 20}

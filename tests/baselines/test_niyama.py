@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Episode, Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import given_tokens, iterations, steps
 
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode, Setup
+from tests.sim.iterations import given_tokens, iterations, steps
 
 ONE_CHIP: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 Row = tuple[float, int, int, bool]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hand_made_states import RELAXED, STRICT, Desk
-from harness import Episode, Setup, play
 
 from ooco_gym.sim import state as s
+from tests.baselines.hand_made_states import RELAXED, STRICT, Desk
+from tests.sim.harness import Episode, Setup, play
 
 
 # --- Algorithm 1: migration -----------------------------------------------------------------------------------------

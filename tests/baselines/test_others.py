@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_made_states import RELAXED, STRICT, Desk
-from harness import Episode, Setup, play
 
 from ooco_gym.sim import state as s
+from tests.baselines.hand_made_states import RELAXED, STRICT, Desk
+from tests.sim.harness import Episode, Setup, play
 
 
 # --- ooco_xllm ------------------------------------------------------------------------------------------------------

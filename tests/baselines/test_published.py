@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Episode, Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
@@ -14,6 +13,7 @@ from numba import types
 from baselines.past_future import greatest, output_length
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode, Setup, play
 
 ONE_CHIP: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0),
                             "rules": {"max_batch": 300}}

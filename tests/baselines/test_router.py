@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import Episode, Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,8 @@ from ooco_gym.policy import router_view as v
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup, play
 
 UNEQUAL = (("h100", 1), ("a100_80g", 1), ("l40s", 1))
 ALIKE = (("chunk_efficiency", 0.95), ("decode_share", 1.0))  # which the two ship with differently

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from harness import Episode, Setup
-from iterations import iterations, steps
 
 from baselines.sglang import DECAY_STEPS, INITIAL_RATIO, LOWEST_SHARE, RATIO
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode, Setup
+from tests.sim.iterations import iterations, steps
 
 Rows = tuple[tuple[float, int, int, bool], ...]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import setups
-from harness import play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym import Scenario, Simulation, get_policy, simulate
 from ooco_gym.sim import state as s
+from tests.sim.episodes import setups
+from tests.sim.harness import play
 
 TIGHT: dict[str, Any] = {"workload": "azure_conv", "cluster": "pair_llama2_7b_40g", "slo": "chat", "rate_scale": 0.03,
                          "offline": {"mode": "rate", "rate": 1.0}, "duration_s": 240.0}

@@ -6,14 +6,14 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from episodes import traces
-from harness import Episode, Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import given_tokens, iterations, steps
-from vllm_v0_restated import Request, Schedule
 
 from ooco_gym.sim import state as s
+from tests.baselines.vllm_v0_restated import Request, Schedule
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup
+from tests.sim.iterations import given_tokens, iterations, steps
 
 RICH = settings(deadline=None, max_examples=60, derandomize=True)
 POLICIES = ("vllm_v0", "vllm_v0_priority")

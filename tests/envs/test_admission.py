@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from episodes_in_short import differences, make, play
 
 from ooco_gym import Simulation, candidate_table
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
 from ooco_gym.runtime.features import ENTRY
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import differences, make, play
 
 ID = "ooco_gym/Admission-v1"
 NAMES = [one.name for one in ENTRY]

@@ -8,13 +8,13 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from episodes_in_short import SHORT, arguments, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym import Scenario, UserError
 from ooco_gym.envs.config import episode_config
 from ooco_gym.resources import load_yaml
+from tests.envs.episodes_in_short import SHORT, arguments, make
 
 HYGEN = "hygen:latency_budget_s=0.045"
 

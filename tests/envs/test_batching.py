@@ -5,11 +5,11 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import alike, at_random, base_policy, differences, make, play
 
 from ooco_gym import UserError
 from ooco_gym.runtime.features import ENGINE as FEATURES
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import alike, at_random, base_policy, differences, make, play
 
 ID = "ooco_gym/Batching-v1"
 

@@ -8,12 +8,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import alike, arguments, at_random, base_policy, differences, make, play
 from gymnasium.utils.env_checker import check_env
 
 from ooco_gym import Simulation
 from ooco_gym.policy import policy_of
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import alike, arguments, at_random, base_policy, differences, make, play
 
 CHAT = {"name": "sharegpt", "sharing": {"form": "chat", "ratio": 0.4, "think_s": 4.0}, "sessions": "closed",
         "think_s": {"median": 2.0, "sigma": 1.0}}

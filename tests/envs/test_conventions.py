@@ -12,7 +12,6 @@ from itertools import combinations
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import IDS, WINDOW, alike, arguments, at_random, base_policy, make, play, random_legal
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
@@ -20,6 +19,7 @@ from ooco_gym import UserError, candidate_table
 from ooco_gym.envs import ENVIRONMENTS, FORMER
 from ooco_gym.errors import FORMER as FORMER_NAMES
 from ooco_gym.resources import load_yaml
+from tests.envs.episodes_in_short import IDS, WINDOW, alike, arguments, at_random, base_policy, make, play, random_legal
 
 # Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
 BARE = """

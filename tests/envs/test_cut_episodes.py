@@ -7,10 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import IDS, WINDOW, alike, arguments, at_random, make, play
 from gymnasium.vector import AutoresetMode
 
 from ooco_gym.envs.buffers import UNTIL_PS
+from tests.envs.episodes_in_short import IDS, WINDOW, alike, arguments, at_random, make, play
 
 
 def in_a_longer_window(env, choose):

@@ -7,12 +7,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import IDS, alike, arguments, at_random, make, play
 from gymnasium.spaces.utils import flatten, flatten_space, unflatten
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from agents.environments import make_env
 from ooco_gym import UserError
+from tests.envs.episodes_in_short import IDS, alike, arguments, at_random, make, play
 
 GATING = "ooco_gym/PrefillGate-v1"
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}

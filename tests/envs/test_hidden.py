@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from episodes_in_short import IDS, alike, at_random, make, random_legal
 from numba import types
 
 from ooco_gym.compile import jit
@@ -14,6 +13,7 @@ from ooco_gym.envs.buffers import buffers_at
 from ooco_gym.envs.stepping import observe, offer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
+from tests.envs.episodes_in_short import IDS, alike, at_random, make, random_legal
 
 LATER_S = 12
 

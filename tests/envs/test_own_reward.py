@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import IDS, arguments, class_of, make, play
 
 from ooco_gym import UserError
 from ooco_gym.envs import imported, is_ours
 from ooco_gym.envs.custom import Figure, Term, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.prefill_gate import PrefillGateEnv
+from tests.envs.episodes_in_short import IDS, arguments, class_of, make, play
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_reward.py"
 COMMON, ID = "ooco_gym/PrefillGate-v1", "mine/PrefillGate-v1"

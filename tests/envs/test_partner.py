@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from episodes_in_short import IDS, POOLS_7B, at_random, base_policy, differences, make, play, refused
 
 from ooco_gym import Simulation, UserError
 from ooco_gym.policy import list_policies, policy_of, spelling_of
 from ooco_gym.resources import load_yaml
+from tests.envs.episodes_in_short import IDS, POOLS_7B, at_random, base_policy, differences, make, play, refused
 
 POOLS = ("ooco", "ooco_xllm", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3", "memory_gate")
 HYGEN = "hygen:latency_budget_s=0.045"

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from episodes_in_short import base_policy, differences, make, play
 from numba import types
 
 from baselines.deadline import compose_within, settings_of
@@ -19,6 +18,7 @@ from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.policy.mixed import RECOMPUTE, preempt
 from ooco_gym.policy.reclaiming import fits_host, lacking, relief
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import base_policy, differences, make, play
 
 ID = "ooco_gym/PreemptionVictim-v1"
 SHARED = {"rate_scale": 0.06, "offline": {"mode": "rate", "rate": 4.0, "lengths": "ooc",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from episodes_in_short import IDS, at_random, digest, make, play, refused
 
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import IDS, at_random, digest, make, play, refused
 
 IN_ANOTHER_PROCESS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from episodes_in_short import at_random, digest, make, play
+from tests.envs.episodes_in_short import at_random, digest, make, play
 print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in sys.argv[2:]}))
 """
 POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16": (0.3, 1.5), "pair_72b": (0.02, 0.3)}
@@ -31,7 +31,7 @@ BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v1": OPEN_BA
 
 def test_same_seed_same_bytes_in_another_process():
     here = {name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in IDS}
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(Path(__file__).parent), *IDS]
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(Path(__file__).parents[2]), *IDS]
     there = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert there == here
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from episodes_in_short import IDS, at_random, base_policy, make, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.envs.reward import BURST_S, TERMS
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import IDS, at_random, base_policy, make, play
 
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 1, "derandomize": True}
 WEIGHTS = {"service": 1.0, "waiting": 0.0005, "ttft": 10.0, "tpot": 7.0, "late": 0.1, "burst": 3.0, "waste": 0.5}

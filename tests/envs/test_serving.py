@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from episodes_in_short import at_random, differences, make, play
 
 from ooco_gym import Simulation, candidate_table
 from ooco_gym.envs import admission, batching, preemption_victim, serving
@@ -12,6 +11,7 @@ from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.features import ACTION, ENTRY, TARGET, VICTIM
 from ooco_gym.sim import state as s
+from tests.envs.episodes_in_short import at_random, differences, make, play
 
 ID = "ooco_gym/Serving-v1"
 TABLES = {"batch": (ACTION, batching), "admit": (ENTRY, admission), "target": (TARGET, serving),

@@ -10,12 +10,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooco_gym
 from ooco_gym.policy import get_policy
+from tests.envs.episodes_in_short import make
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
 NAMES = ("PrefillGate", "Eviction", "Migration", "Packing", "OnlineTuning", "Colocation", "Routing", "Batching",

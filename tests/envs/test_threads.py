@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import alike, arguments
 
 from ooco_gym import UserError
+from tests.envs.episodes_in_short import alike, arguments
 
 GATING, CONTROL = "ooco_gym/PrefillGate-v1", "ooco_gym/OnlineTuning-v1"  # by the clock: its episodes end together
 KINDS = (GATING, CONTROL, "ooco_gym/Batching-v1", "ooco_gym/MigrationPredicted-v1")

@@ -8,13 +8,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import IDS, alike, arguments, make, random_legal
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ooco_gym import UserError
 from ooco_gym.policy import spelling_of
+from tests.envs.episodes_in_short import IDS, alike, arguments, make, random_legal
 
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
 BRIEF_OF = {"ooco_gym/Routing-v1": {"window_s": 1.0, "warmup_s": 5.0},

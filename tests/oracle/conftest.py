@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +13,6 @@ from ooco_gym.workload import Trace
 from tests.oracle import schedulers
 from tests.oracle.cases import Case
 from tests.oracle.schedulers import Oracle, pythons
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from vllm_schedule import Request, Schedule, release_of
 
 from tests.oracle.cases import Case
 from tests.oracle.scripts.oracle_driver.iterations import Clock, Steps
+from tests.sim.vllm_schedule import Request, Schedule, release_of
 
 
 def restate(case: Case, tables: dict) -> dict[str, np.ndarray]:

@@ -13,10 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from harness import Episode, Setup, differences  # pyright: ignore[reportMissingImports]
-from invariants import check  # pyright: ignore[reportMissingImports]
-from mixed_invariants import check_mixed  # pyright: ignore[reportMissingImports]
-from test_blocks import shared_trace  # pyright: ignore[reportMissingImports]
 
 from ooco_gym import UserError
 from ooco_gym.scenario import Scenario
@@ -24,6 +20,10 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
 from ooco_gym.simulation import Simulation, simulate
 from tests.reliability.drawing import Case
+from tests.sim.harness import Episode, Setup, differences
+from tests.sim.invariants import check
+from tests.sim.mixed_invariants import check_mixed
+from tests.sim.test_blocks import shared_trace
 
 FAR_PS = 40_000 * s.PS_PER_S
 MAY_BE_NEGATIVE = ("scenario", "params", "offline.last_finish_s")  # that one counts from the window's start

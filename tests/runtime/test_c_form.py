@@ -6,11 +6,20 @@ import subprocess
 
 import numpy as np
 import pytest
-from c_double import COMPILERS, NETWORKS, asked_in_c, compiled, library, observations, parameter_bundle, scorer_bundle
 
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime.c_source import symbol
 from ooco_gym.runtime.networks import sizes_of
+from tests.runtime.c_double import (
+    COMPILERS,
+    NETWORKS,
+    asked_in_c,
+    compiled,
+    library,
+    observations,
+    parameter_bundle,
+    scorer_bundle,
+)
 
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="no C compiler on this machine: neither gcc nor clang")
 SOURCES = ("policy.c", "policy_selftest.c")

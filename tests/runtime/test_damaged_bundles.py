@@ -7,15 +7,15 @@ import json
 import numpy as np
 import onnx
 import pytest
-from c_double import parameter_bundle, scorer_bundle, sign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
-from test_runtime_policy import good, write_bundle
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime.manifest import signed
+from tests.runtime.c_double import parameter_bundle, scorer_bundle, sign
+from tests.runtime.test_runtime_policy import good, write_bundle
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-3, 10**7) | st.floats() | st.text(max_size=4),
                     lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=4), one, max_size=3),

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_description import TableBelief, engine_of
-from episodes_in_short import make
 
 from ooco_gym.envs import reward as r
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
@@ -17,6 +15,8 @@ from ooco_gym.runtime.features import ENGINE, HORIZONS_S, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Line, Request
 from ooco_gym.sim import state as s
 from ooco_gym.vllm.replica import Replica
+from tests.envs.episodes_in_short import make
+from tests.runtime.engine_description import TableBelief, engine_of
 
 MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.05}
 SHARED = {"workload": "few_shot", "rate_scale": 0.5, "offline": {

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from c_double import NETWORKS, observations, parameter_bundle, scorer_bundle
 
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime.networks import sizes_of
+from tests.runtime.c_double import NETWORKS, observations, parameter_bundle, scorer_bundle
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_parameter_bundle import F, written
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Guarded, Policy
 from ooco_gym.runtime.guard import MOST_IN_A_ROW, REST_S
+from tests.runtime.test_parameter_bundle import F, written
 
 MANIFEST = {"kind": "candidates", "actions": ["no", "base_policy", "a", "b"], "inputs": {
     "cluster": {"shape": [2], "features": [{"name": "x", "low": 0.0, "high": 1.0, "seen": [0.2, 0.6]},

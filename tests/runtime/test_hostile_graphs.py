@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from c_double import parameter_bundle, sign
 from onnx import TensorProto, helper, numpy_helper
-from test_damaged_bundles import rewritten
-from test_runtime_policy import write_bundle
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime import bundle as bundles
 from ooco_gym.runtime.manifest import signed
+from tests.runtime.c_double import parameter_bundle, sign
+from tests.runtime.test_damaged_bundles import rewritten
+from tests.runtime.test_runtime_policy import write_bundle
 
 
 def behind(graph: Any, nodes: list[Any], name: str) -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_description import TableBelief, cached, engine_of
-from episodes import traces
-from harness import Episode, Setup
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +19,9 @@ from ooco_gym.vllm import admitter
 from ooco_gym.vllm.replica import Compiled
 from ooco_gym.vllm.rules import RULES, make_rule
 from ooco_gym.workload import Trace
+from tests.runtime.engine_description import TableBelief, cached, engine_of
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 VALUES = st.fixed_dictionaries({

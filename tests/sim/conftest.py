@@ -1,12 +1,8 @@
 """One Hypothesis profile for the simulator's tests: few but rich episodes, or many with HYPOTHESIS_PROFILE=thorough."""
 
 import os
-import sys
-from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("quick", max_examples=50, derandomize=True, **_COMMON)

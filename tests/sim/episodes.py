@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import BASELINES, POINT_NAMES, Setup
 from hypothesis import strategies as st
+
+from tests.sim.harness import BASELINES, POINT_NAMES, Setup
 
 CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1))
 VALUES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import random_rules
 
 from ooco_gym.compile.references import Handle
 from ooco_gym.perf import Deployment, load_chip, load_model
@@ -23,6 +22,7 @@ from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.workload import Trace, close_sessions
 from ooco_gym.workload.sessions import Turns, at_most
+from tests.sim import random_rules
 
 BASELINES = ("ooco", "memory_gate", "ooco_lengths", "ooco_xllm", "base_pd", "online_priority")
 POINT_NAMES = tuple(point.name for point in POINTS)

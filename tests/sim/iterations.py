@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from harness import Episode
 
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode
 
 
 def steps(episode: Episode) -> Iterator[np.void]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from invariants import chain, check_turns
-from pool_checks import check_host, check_pairs, check_pool
 
 from ooco_gym.sim import state as s
+from tests.sim.invariants import chain, check_turns
+from tests.sim.pool_checks import check_host, check_pairs, check_pool
 
 
 def finishing_of(state: s.State, instance: int) -> list[int]:

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
-from two_way_blocks import Blocks
 
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries, pair_fits, pair_grow, pair_release
+from tests.sim.two_way_blocks import Blocks
 
 REQUESTS = 8  # the even ones are online
 GROW, RELEASE = 0, 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from harness import Episode, Setup
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_checks import check_pool
 
 from ooco_gym.policy import Param, Policy
 from ooco_gym.policy.decisions import COMPOSE, hook
@@ -24,6 +22,8 @@ from ooco_gym.policy.mixed import (
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from ooco_gym.workload.sharing import hash_blocks
+from tests.sim.harness import Episode, Setup
+from tests.sim.pool_checks import check_pool
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 60.0)}
 

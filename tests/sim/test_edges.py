@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from episodes import setups
-from harness import Episode, Setup
 from hypothesis import given
 from hypothesis import strategies as st
-from test_sessions import mixed
 
 from ooco_gym.sim import state as s
 from ooco_gym.sim.edges import Edge, edge_of
+from tests.sim.episodes import setups
+from tests.sim.harness import Episode, Setup
+from tests.sim.test_sessions import mixed
 
 CLOCK = {"engine_clock": {"async_scheduling": True, "decode_s": 0.001, "schedule_s": 0.0005}}
 

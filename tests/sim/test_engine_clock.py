@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from harness import Episode, Setup, play
 
 from ooco_gym import Scenario, simulate
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.sim import state as s
+from tests.sim.harness import Episode, Setup, play
 
 CLOCK = EngineClock("test", decode_s=0.001, prefill_s=0.003, prefill_token_s=2e-6, sequence_s=1e-5)
 MIXED = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "policy": "vllm_fcfs"}

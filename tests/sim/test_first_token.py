@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from harness import Setup, play
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
+from tests.sim.harness import Setup, play
 
 HANDOVER_S = 0.05
 BY_DECODE = {"decode_first_token": True, "handover_s": HANDOVER_S}

@@ -10,8 +10,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes import VALUES, setups
-from harness import BASELINES, POINT_NAMES, Episode, Setup, differences, play
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +23,8 @@ from ooco_gym.sim.loop import look
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.state import copy_state
 from ooco_gym.workload import merge
+from tests.sim.episodes import VALUES, setups
+from tests.sim.harness import BASELINES, POINT_NAMES, Episode, Setup, differences, play
 
 
 @given(setups())

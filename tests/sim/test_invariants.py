@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from episodes import setups
-from harness import BASELINES, POINT_NAMES, Episode, Setup, play
 from hypothesis import given
 from hypothesis import strategies as st
-from invariants import check
 
 from ooco_gym import Scenario, simulate
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
+from tests.sim.episodes import setups
+from tests.sim.harness import BASELINES, POINT_NAMES, Episode, Setup, play
+from tests.sim.invariants import check
 
 MANY_EVENTS = 6000
 

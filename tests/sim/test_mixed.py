@@ -6,12 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import Episode, Setup, play
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import given_tokens, steps
-from vllm_schedule import Request, Schedule
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table
@@ -19,6 +15,10 @@ from ooco_gym.perf.table import attention_ps, dense_ps
 from ooco_gym.scenario import Cluster, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Simulation, simulate
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup, play
+from tests.sim.iterations import given_tokens, steps
+from tests.sim.vllm_schedule import Request, Schedule
 
 POLICIES = ("vllm_fcfs", "vllm_priority")
 VALUES = st.fixed_dictionaries({"max_num_batched_tokens": st.sampled_from((1, 16, 100, 2048)),

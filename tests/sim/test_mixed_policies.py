@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import traces
-from harness import Episode, Setup, differences
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixed_invariants import check_memory, check_mixed, check_tokens
-from test_blocks import ROWS, shared_trace
 
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
+from tests.sim.episodes import traces
+from tests.sim.harness import Episode, Setup, differences
+from tests.sim.mixed_invariants import check_memory, check_mixed, check_tokens
+from tests.sim.test_blocks import ROWS, shared_trace
 
 MIXED = tuple(name for name in list_policies() if get_policy(name).mixed)
 SIZES: dict[str, Any] = {"max_num_batched_tokens": st.sampled_from((64, 700, 4096)),

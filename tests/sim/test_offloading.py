@@ -9,13 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Episode, Setup, differences
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import steps
 from numba import types
-from pool_checks import check_host, check_pool, offloaded
-from test_blocks import MIXED, ROWS, fickle, shared_trace
 
 from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
@@ -26,6 +22,10 @@ from ooco_gym.perf.table import attention_ps, dense_ps
 from ooco_gym.policy import Param, Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import find_offloaded, key_of, offload, renew_offloaded
+from tests.sim.harness import Episode, Setup, differences
+from tests.sim.iterations import steps
+from tests.sim.pool_checks import check_host, check_pool, offloaded
+from tests.sim.test_blocks import MIXED, ROWS, fickle, shared_trace
 
 BLOCK_BYTES = 16 * 57_344  # of 16 tokens: qwen2_5_7b keeps 28 layers of 2 x 4 heads of 128 in 16 bits
 STORE, FINISH, LOOK = range(3)

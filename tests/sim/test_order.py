@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from typing import Any
 
 import numpy as np
-from harness import Episode, Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
@@ -18,6 +17,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.waiting import set_waiting
 from ooco_gym.workload import Trace
 from ooco_gym.workload.sharing import hash_blocks
+from tests.sim.harness import Episode, Setup
 
 ORDERED = Policy("ordered", (Param("waiting_order", "", choices=("arrival", "prefix", "bucket_prefix")),),
                  {"waiting_order": "prefix"}, mixed=True, compose=schedule_v1)

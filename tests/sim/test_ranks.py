@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Episode, Setup, differences, machines_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixed_invariants import check_memory, check_mixed, check_tokens
-from test_mixed_policies import MANY_EVENTS, MIXED, episodes
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table
@@ -20,6 +17,9 @@ from ooco_gym.scenario import Cluster, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import simulate
 from ooco_gym.workload import Trace
+from tests.sim.harness import Episode, Setup, differences, machines_of
+from tests.sim.mixed_invariants import check_memory, check_mixed, check_tokens
+from tests.sim.test_mixed_policies import MANY_EVENTS, MIXED, episodes
 
 MODEL = "qwen3_30b_a3b"
 TWO = Setup((), relaxed=(), strict=(), mixed=(("h100", 1),), model=MODEL, data_parallel=2, policy="vllm_fcfs",

@@ -9,13 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Episode, Setup
 from hypothesis import given
 from hypothesis import strategies as st
-from mixed_invariants import check_memory, check_mixed
 from numba import types
-from pool_checks import check_pool, free_queue
-from test_blocks import MIXED, ROWS, shared_trace
 
 from ooco_gym import Scenario, simulate
 from ooco_gym.compile import jit
@@ -35,6 +31,10 @@ from ooco_gym.sim.blocks import (
 from ooco_gym.sim.retention import BELADY, FRESH, KNOWN, RULED, S3FIFO, TTL, TURN, history
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import context_names
+from tests.sim.harness import Episode, Setup
+from tests.sim.mixed_invariants import check_memory, check_mixed
+from tests.sim.pool_checks import check_pool, free_queue
+from tests.sim.test_blocks import MIXED, ROWS, shared_trace
 
 ORDERS = st.sampled_from(("lru", "ttl:ttl_s=100", "turns:turn_s=100", "turns:turn_s=0,token_s=30",
                           "turns:turn_s=50,token_s=-20", "offline_first", "s3fifo", "belady"))

@@ -1,10 +1,10 @@
 """A cluster's max_batch: so many requests run at a time, on either kind of instance, and not one fewer."""
 
 import pytest
-from harness import Setup, play
 
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
+from tests.sim.harness import Setup, play
 
 EIGHT = tuple((0.0, 100, 400, True) for _ in range(8))
 RULES = {"max_batch": 8, "ttft_s": 60.0, "tpot_s": 1.0}

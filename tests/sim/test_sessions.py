@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import setups, traces
-from harness import POINT_NAMES, Episode, Setup, differences, play
 from hypothesis import given
 from hypothesis import strategies as st
-from invariants import chain, check, check_turns
-from mixed_invariants import check_mixed
 
 from ooco_gym import Scenario, Simulation, UserError, simulate
 from ooco_gym.metrics import requests_table
 from ooco_gym.resources import load_yaml
 from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim import state as s
+from tests.sim.episodes import setups, traces
+from tests.sim.harness import POINT_NAMES, Episode, Setup, differences, play
+from tests.sim.invariants import chain, check, check_turns
+from tests.sim.mixed_invariants import check_mixed
 
 ROOT = Path(__file__).parents[2]
 MANY_EVENTS = 6000
@@ -260,7 +260,8 @@ def test_clients_send_in_the_order_of_the_engine_driver(tmp_path: Path, monkeypa
     for folder in ("ooco_gym/calibrate/measure/scripts", "tests/calibrate"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     from engine_driver.loop import run_cases  # pyright: ignore[reportMissingImports]
-    from fake_engine import FakeEngine  # pyright: ignore[reportMissingImports]
+
+    from tests.calibrate.fake_engine import FakeEngine  # pyright: ignore[reportMissingImports]
 
     events: list[tuple[str, str]] = []
 
