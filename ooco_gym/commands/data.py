@@ -46,8 +46,8 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
              for dataset in chosen}
     if values["target"]:
         item = next(iter(found.values()))
-        show_tables([facts("", {key: f"{value:,}" if isinstance(value, int) else str(value)
-                                for key, value in item.items() if value not in (None, {})}.items())])
+        Table("", ("", ""), [(key, f"{value:,}" if isinstance(value, int) else str(value))
+                             for key, value in item.items() if value not in (None, {})]).show()
     else:
         _catalogue(found).show(unbroken=4)
         print(f"here: in '{data_folder()}'; ooco-gym data list NAME shows its address, digest and notes")
@@ -110,7 +110,7 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
     rows += [(label, f"{figures[key]:,.4g}") for key, label in (
         ("sessions", "sessions"), ("sharing_ratio", "share of prompt tokens that recur from earlier prompts"),
         ("length_rank_correlation", "rank correlation of lengths")) if figures.get(key) is not None]
-    tables = [facts(figures["name"], [*rows, *(("note", note) for note in figures["notes"])])]
+    tables = [Table(figures["name"], ("", ""), [*rows, *(("note", note) for note in figures["notes"])])]
     windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
     tables.append(Table("", ("window", "index of dispersion", "peak-to-mean ratio"), [
         (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(window), 4))
@@ -118,11 +118,6 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
     prompt, output = figures["prompt_tokens"], figures["output_tokens"]
     return [*tables, Table("", ("tokens", "prompt", "output"), [
         (row, number(prompt[row], 4), number(output[row], 4)) for row in prompt])]
-
-
-def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Returns a table of names and values."""
-    return Table(title, ("", ""), list(rows))
 
 
 def show_tables(tables: Iterable[Table]) -> None:

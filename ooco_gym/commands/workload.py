@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ooco_gym.commands import run_action
-from ooco_gym.commands.data import describe_tables, facts, show_tables
+from ooco_gym.commands.data import describe_tables, show_tables
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.report import Table, as_text
@@ -107,7 +107,7 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
         rows.append(("rank correlation of lengths",
                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})"))
     rows += [("note", note) for note in (*report["assumed"], *report["notes"])]
-    return [facts(name, rows), *tables]
+    return [Table(name, ("", ""), rows), *tables]
 
 
 def _show(values: dict[str, Any]) -> dict[str, Any]:

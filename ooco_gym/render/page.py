@@ -22,13 +22,13 @@ from ooco_gym.render.outcome import MOST_COLUMNS, WORDS, Outcome
 from ooco_gym.report import (
     Section,
     Table,
+    as_text,
     at_least,
     curve,
     duration,
     joined,
     number,
     percent,
-    plain_table,
     plot,
     write_page,
 )
@@ -129,8 +129,9 @@ def conditions_table(summary: Row) -> Table:
         tokens = dict.fromkeys(f"{one['kv_tokens']:,}" for one in runs[0].get("instances", ()))
         if tokens:
             first[f"KV tokens of an instance {name}".rstrip()] = joined([*tokens])
-    return plain_table({**first, **scenario, "cluster": title_of(scenario["cluster"]),
-                        "workload": title_of(scenario["workload"])})
+    known = flat({**first, **scenario, **{key: title_of(scenario[key]) for key in ("cluster", "workload")}})
+    return Table("", ("", ""), [(key, one if isinstance(one, str) else as_text(one, ".6g"))
+                                for key, one in known.items() if isinstance(one, (str, int, float))])
 
 
 def class_table(summary: Row) -> Table | None:

@@ -17,11 +17,10 @@ from ooco_gym.report.tables import (
     minus,
     number,
     percent,
-    plain_table,
     with_interval,
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
 __all__ = ["NONE", "Column", "Section", "Table", "as_text", "at_least", "console", "curve", "duration", "errors",
-           "joined", "minus", "number", "percent", "plain_table", "plot", "progress", "show_notes", "track",
+           "joined", "minus", "number", "percent", "plot", "progress", "show_notes", "track",
            "with_interval", "write_page"]

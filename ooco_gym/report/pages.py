@@ -105,7 +105,9 @@ def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Sect
         package = find_spec("plotly")
         assert package is not None and package.origin is not None
         plotly = (Path(package.origin).with_name("package_data") / "plotly.min.js").read_text(encoding="utf-8")
-    again = [Section("How to reproduce this page", commands=[line])] if (line := command_line()) else []
+    line = command_line()
+    said = any(line in part.commands for part in sections)
+    again = [Section("How to reproduce this page", commands=[line])] if line and not said else []
     with atomic_write(path) as temporary:
         temporary.write_text(rendered(TEMPLATE, title=title, lead=lead.splitlines(), sections=[*sections, *again],
                                       plotly=plotly, version=__version__), encoding="utf-8")
@@ -127,4 +129,6 @@ def command_line() -> str:
     if not HydraConfig.initialized():
         return ""
     running = HydraConfig.get()
-    return shlex.join(["ooco-gym", str(running.job.name), *running.overrides.task])
+    words = [f'"{one}"' if "'" in one and not set(one) & set('"$`\\!') else shlex.quote(one)  # the more readable
+             for one in running.overrides.task]
+    return " ".join(["ooco-gym", str(running.job.name), *words])

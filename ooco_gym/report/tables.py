@@ -168,18 +168,15 @@ class Table:
 
     @property
     def sides(self) -> str:
-        """`l` or `r` for each column: numbers stand at the right, except in the first."""
+        """`l` or `r` for each column: those with more numbers than words stand at the right, except the first. Of two
+        columns the second has only numbers to stand there."""
         sides = "l"
         for cells in [*zip(*self.rows, strict=True)][1:]:
-            sides += "r" if any(cells) and all(cell[0] in NUMERIC for cell in cells if cell) else "l"
+            filled = [cell[0] in NUMERIC for cell in cells if cell]
+            needed = len(filled) // 2 + 1 if len(self.head) > 2 else len(filled)
+            sides += "r" if sum(filled) >= max(1, needed) else "l"
         return sides.ljust(len(self.head), "l")
 
 
 def _markdown_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def plain_table(values: Mapping[str, Any]) -> Table:
-    """Returns a table of the texts and numbers in nested mappings, one per row."""
-    return Table("", ("", ""), [(key, one if isinstance(one, str) else as_text(one, ".6g"))
-                                for key, one in flat(values).items() if isinstance(one, (str, int, float))])

@@ -44,6 +44,8 @@ def test_a_table_of_records() -> None:
     table = Table.of(columns, [{"name": "a", "rate": 3, "share": 0.5}, {"name": "b", "rate": 1, "share": None}], "t")
     assert table.head == ("policy", "rate", "share") and table.sides == "lrr"
     assert table.rows == (("a", "1.5", "50.00 %"), ("b", "0.5", "–"))
+    assert Table("", ("a", "b", "c"), [("x", "1", "no"), ("y", "2", "3"), ("z", "none", "no")]).sides == "lrl"
+    assert Table("", ("", ""), [("requests", "1"), ("rate", "2"), ("class", "online")]).sides == "ll"
 
 
 def test_numbers_as_text() -> None:
