@@ -184,7 +184,9 @@ class Policy:
     def retention(self) -> Retention:
         """How blocks of its prefix cache give way."""
         mine = self.kept_by or self
-        return Retention(RULED if mine.retain is not None else mine.keeps, float(mine.values.get("ttl_s", 0.0)))
+        hint_error = mine.values.get("hint_error")
+        return Retention(RULED if mine.retain is not None else mine.keeps, float(mine.values.get("ttl_s", 0.0)),
+                         None if hint_error is None else float(hint_error))
 
     @cached_property
     def _vector(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ooco_gym.compile import inlined
-from ooco_gym.sim.retention import FRESH, KNOWN, LONGEST_US, TURN
+from ooco_gym.sim.retention import FRESH, HINT, KNOWN, LONGEST_US, TURN
 
 FIRST_TO_GO = -LONGEST_US  # an answer below all others
 
@@ -18,6 +18,22 @@ def turn(view):
 def new_tokens(view):
     """Tokens of its prompt that no earlier prompt has."""
     return view.state.retained[KNOWN * view.request + FRESH]
+
+
+@inlined
+def hint(view):
+    """What its client says: 1, the session ends with it; 0, it goes on; -1, nothing (the rule has no parameter
+    `hint_error`)."""
+    return view.state.retained[KNOWN * view.request + HINT]
+
+
+@inlined
+def client(view):
+    """Its client's number, or -1."""
+    state = view.state
+    if state.client.size == 0 or state.client[view.request] >= state.ended.shape[0] - 2:
+        return np.int64(-1)
+    return np.int64(state.client[view.request] // 2)
 
 
 @inlined

@@ -82,7 +82,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         state.config.offloading, state.tier["blocks"] = 1, offloaded_blocks(trace, tables, sim)
     fill_pool(state, trace, sim.max_batch, names, keys)
     if state.blocks.size:
-        fill_retained(state, trace, names, sim.retention)
+        fill_retained(state, trace, names, sim.retention, seed)
     _copy_given(state, params, predicted, weights)
     if state.client.size and trace.client is not None:
         client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)

@@ -85,7 +85,7 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames 
         fill_pairs(state)
 
 
-def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, retention: Retention) -> None:
+def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, retention: Retention, seed: int) -> None:
     """Sets the eviction order of the prefix cache's free blocks, and the data for their values.
 
     Raises:
@@ -99,7 +99,7 @@ def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, rete
     state.config.retention = retention.order
     state.config.pinned_ps = round(retention.ttl_s * s.PS_PER_S)
     if state.retained.size and retention.order == RULED:
-        state.retained[:] = history(trace, names)
+        state.retained[:] = history(trace, names, retention.hint_error, seed)
     elif state.retained.size and names is not None and retention.order == BELADY:
         state.retained[:] = next_uses(trace, names, _dense_ids(names.values))
 

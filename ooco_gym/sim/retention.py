@@ -23,20 +23,23 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
+from ooco_gym.workload.keyed import keyed_generator
 
 LRU, TTL, S3FIFO, TASK, RULED, BELADY = range(6)  # values of `Policy.keeps`
 LONGEST_US = np.int64(1_000_000_000_000)  # a rule's largest answer, eleven days
-TURN, FRESH, KNOWN = range(3)  # what State.retained has of each request if a rule is asked: its turn, its new tokens
+TURN, FRESH, HINT, KNOWN = range(4)  # columns of State.retained, of each request, if a rule is asked (`history`)
 HEAPED = s.LEVELS  # BLOCK.level of a block in the heap
 PINNED = s.LEVELS - 1  # BLOCK.level of a block held for a time (`ttl`), in order of its end
 WORTH, NUMBER, HELD = range(3)  # columns of State.heaps
 
 
 class Retention(NamedTuple):
-    """A cluster's order of eviction, and how long `ttl` holds blocks, in seconds."""
+    """A cluster's order of eviction, how long `ttl` holds blocks, in seconds, and the share of wrong hints on a
+    session's end (None: clients give none)."""
 
     order: int = LRU
     ttl_s: float = 0.0
+    hint_error: float | None = None
 
 
 VLLMS_ORDER = Retention()
@@ -164,25 +167,35 @@ def _name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
     return -(-np.minimum(trace.prompt_tokens, names.tokens) // trace.block_tokens)
 
 
-def history(trace: Trace, names: ContextNames | None) -> np.ndarray:
-    """Returns State.retained for a rule: each request's turn, and its new tokens.
+def history(trace: Trace, names: ContextNames | None, hint_error: float | None, seed: int) -> np.ndarray:
+    """Returns State.retained for a rule: each request's turn, its new tokens, and its client's hint.
 
     Its turn is one more than the number of earlier prompts that it begins with, in whole hashes.
-    New tokens are those behind the hashes that earlier prompts have.
+    New tokens are those behind the hashes that earlier prompts have. The hint is 1 if the client says
+    that the session ends with this request, 0 if it says that it goes on, each wrong with probability
+    `hint_error`; -1 without hints. A session goes on if a later prompt begins with this one.
     """
+    next_of = np.full(len(trace), -1)
     turn, fresh = np.ones(len(trace), np.int64), trace.prompt_tokens.astype(np.int64)
     if names is not None:
-        known, ends = set[int](), set[int]()
+        known, ends = set[int](), dict[int, int]()
         for slot, count in enumerate(_name_counts(trace, names).tolist()):
             own = names.values[names.first[slot] : names.first[slot] + count].tolist()
             found = sum(name in known for name in own)  # the known names come first
-            turn[slot] += sum(name in ends for name in own)
+            before = [name for name in own if name in ends]
+            turn[slot] += len(before)
+            if before:
+                next_of[ends[before[-1]]] = slot
             fresh[slot] = max(0, fresh[slot] - found * trace.block_tokens)
             known.update(own)
             whole = int(trace.prompt_tokens[slot]) // trace.block_tokens
             if 0 < whole <= count:
-                ends.add(own[whole - 1])
-    return np.stack([turn, fresh], axis=1).ravel()
+                ends[own[whole - 1]] = slot
+    hint = np.full(len(trace), -1)
+    if hint_error is not None:
+        wrong = keyed_generator(seed, "hints").random(len(trace)) < hint_error
+        hint = ((next_of < 0) != wrong).astype(np.int64)
+    return np.stack([turn, fresh, hint], axis=1).ravel()
 
 
 def next_uses(trace: Trace, names: ContextNames, ids: np.ndarray) -> np.ndarray:

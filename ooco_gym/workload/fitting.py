@@ -21,6 +21,7 @@ from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion,
 from ooco_gym.workload.generate import WorkloadSpec, generate_lengths, play
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.lengths import Constant, LengthModel, parse_lengths
+from ooco_gym.workload.returns import fit_returns
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import Trace
 
@@ -93,8 +94,10 @@ def _left_out(trace: Trace) -> list[str]:
     ratio = sharing_ratio(trace) or 0.0
     if ratio < LEAST_RATIO:
         return []
+    returns = fit_returns(trace)
+    chat = f"form: chat, ratio: {ratio:.2f}" if returns is None else ", ".join(f"{k}: {v}" for k, v in returns.items())
     return [f"prompts share no prefixes; {100 * ratio:.0f} % of the trace's prompt tokens lie in blocks seen before: "
-            f"sharing: {{form: chat, ratio: {ratio:.2f}}}, or form: documents, makes such prompts (docs/workloads.md)"]
+            f"sharing: {{{chat}}}, or form: documents, makes such prompts (docs/workloads.md)"]
 
 
 def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> list[str]:

@@ -15,6 +15,7 @@ other blocks are used between two uses of a prefix, hence the hit rate of a fini
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -141,31 +142,41 @@ class Chat:
     """Conversations.
 
     Attributes:
-        ratio: share of prompt tokens seen before, in the long run.
-        think_s: mean seconds from a turn to the next.
+        ratio: share of prompt tokens seen before, in the long run; NaN with `returns`.
+        think_s: mean seconds from a turn to the next: after the first, the second, …; the last one after all others.
         common_blocks: first blocks of 512 tokens that all conversations share.
         mean_turns: mean turns of a session without the limit `MOST_TURNS`, which gives that ratio.
         think_sigma: standard deviation of the logarithm of lognormal intervals between turns; 0:
             exponential intervals.
         correlation: of the normal scores of a session's prompt lengths; 0: independent.
+        returns: probability that a turn is not the last: the first, the second, …; the last one of all others. Empty:
+            one for all turns, by `mean_turns`.
     """
 
     ratio: float
-    think_s: float
+    think_s: tuple[float, ...]
     common_blocks: int
     mean_turns: float
     think_sigma: float = 0.0
     correlation: float = 0.0
+    returns: tuple[float, ...] = ()
 
     @property
     def turns(self) -> float:
         """Mean turns of a session with the limit `MOST_TURNS`."""
+        if self.returns:
+            return 1.0 + float(self._reached().sum())
         return self.mean_turns * (1 - (1 - 1 / self.mean_turns) ** MOST_TURNS)
 
     @property
     def longest_s(self) -> float:
         """Seconds after a session's first turn beyond which turns are dropped."""
-        return _LONGEST * self.think_s
+        return _LONGEST * max(self.think_s)
+
+    def _reached(self) -> np.ndarray:
+        """Probability that a session has a second turn, a third, …: float64[MOST_TURNS - 1]."""
+        later = max(0, MOST_TURNS - 1 - len(self.returns))
+        return np.cumprod(np.concatenate([self.returns, np.full(later, self.returns[-1])])[:MOST_TURNS - 1])
 
     def draw(self, arrivals: Arrivals, lengths: LengthModel, *, start_s: float, duration_s: float, seed: int,
              stream: str, rate_scale: float) -> tuple[np.ndarray, ...]:
@@ -195,11 +206,15 @@ class Chat:
                stream: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (time float64[m], session's number int64[m], turn from 0 int64[m]), session by session."""
         uniform = keyed_uniform(numbers, seed, f"{stream}/turns")
-        turns = np.full(len(numbers), 1) if self.mean_turns == 1 else np.minimum(
-            MOST_TURNS, 1 + np.floor(steady(np.log1p(-uniform) / np.log1p(-1 / self.mean_turns))).astype(np.int64))
+        if self.returns:
+            turns = 1 + np.searchsorted(-self._reached(), -uniform, side="left")
+        else:
+            turns = np.full(len(numbers), 1) if self.mean_turns == 1 else np.minimum(
+                MOST_TURNS, 1 + np.floor(steady(np.log1p(-uniform) / np.log1p(-1 / self.mean_turns))).astype(np.int64))
         first = np.concatenate([[0], np.cumsum(turns)])[:-1]
         session, turn = np.repeat(numbers, turns), np.arange(turns.sum()) - np.repeat(first, turns)
-        gap_s = self._think(keyed_uniform(session * MOST_TURNS + turn, seed, f"{stream}/think"))
+        mean_s = np.array(self.think_s)[np.clip(turn - 1, 0, len(self.think_s) - 1)]
+        gap_s = self._think(keyed_uniform(session * MOST_TURNS + turn, seed, f"{stream}/think"), mean_s)
         since_s = np.zeros(len(turn))
         for number in range(1, int(turns.max(initial=1))):  # turn by turn: a sum over all sessions would round
             later = first[turns > number] + number
@@ -207,14 +222,14 @@ class Chat:
         asked = since_s <= self.longest_s
         return (np.repeat(begin_s, turns) + since_s)[asked], session[asked], turn[asked]
 
-    def _think(self, uniform: np.ndarray) -> np.ndarray:
-        """Returns intervals between turns at the given quantiles, float64[m]."""
+    def _think(self, uniform: np.ndarray, mean_s: np.ndarray) -> np.ndarray:
+        """Returns intervals between turns at the given quantiles and with these means, float64[m]."""
         if not self.think_sigma:
-            return -self.think_s * steady(np.log1p(-uniform))
+            return -mean_s * steady(np.log1p(-uniform))
         from scipy.special import ndtri
 
         sigma = self.think_sigma
-        return self.think_s * steady(np.exp(sigma * ndtri(np.maximum(uniform, 1e-300)) - sigma**2 / 2))
+        return mean_s * steady(np.exp(sigma * ndtri(np.maximum(uniform, 1e-300)) - sigma**2 / 2))
 
     def _lengths(self, lengths: LengthModel, session: np.ndarray, turn: np.ndarray, seed: int,
                  stream: str) -> tuple[np.ndarray, np.ndarray]:
@@ -235,17 +250,23 @@ class Chat:
 
 
 def parse_chat(section: Section, lengths: LengthModel) -> Chat:
-    """Reads `{form: chat, ratio, think_s, think_sigma, correlation, common_blocks}`; derives the
-    mean number of turns.
+    """Reads `{form: chat, ratio | returns, think_s, think_sigma, correlation, common_blocks}`; derives the
+    mean number of turns from the ratio.
 
     Raises:
         UserError: an impossible key, or a ratio that these prompt lengths cannot have.
     """
-    section.only("form", "ratio", "think_s", "think_sigma", "correlation", "common_blocks")
-    think_s = section.number("think_s", 0.1, 3600.0) if section.has("think_s") else 60.0
+    section.only("form", "ratio", "returns", "think_s", "think_sigma", "correlation", "common_blocks")
+    think_s: tuple[float, ...] = (60.0,)
+    if section.has("think_s"):
+        each = isinstance(section.get("think_s"), list)
+        think_s = section.numbers("think_s", 0.1, 3600.0) if each else (section.number("think_s", 0.1, 3600.0),)
     sigma = section.number("think_sigma", 0.0, 2.5) if section.has("think_sigma") else 0.0
     correlation = section.number("correlation", 0.0, MOST_ALIKE) if section.has("correlation") else 0.0
     common = section.integer("common_blocks", 0, 1000) if section.has("common_blocks") else 0
+    if section.has("returns"):
+        section.demand("ratio", not section.has("ratio"), "left out beside returns, which say how often turns follow")
+        return Chat(math.nan, think_s, common, 0.0, sigma, correlation, section.numbers("returns", 0.0, 0.999))
     ratio = section.number("ratio", 0.0, 0.99)
     lowest, highest, turns = _turns(lengths, common, correlation, ratio)
     if not lowest - 1e-9 <= ratio <= highest:

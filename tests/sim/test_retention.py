@@ -28,7 +28,7 @@ from ooco_gym.sim.blocks import (
     touch,
     unpin,
 )
-from ooco_gym.sim.retention import BELADY, FRESH, KNOWN, RULED, S3FIFO, TTL, TURN, history
+from ooco_gym.sim.retention import BELADY, FRESH, HINT, KNOWN, RULED, S3FIFO, TTL, TURN, history
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import context_names
 from tests.sim.harness import Episode, Setup
@@ -219,7 +219,7 @@ def setup_of(retention: str, kv_tokens: int = 4800, **values: Any) -> Setup:
 
 def bonus_of(retention: str, trace: Trace) -> list[int]:
     """What a rule adds to the time of last use, in ps, worked out anew."""
-    rule, told = policy_of(retention, "retention"), history(trace, context_names(trace)).reshape(-1, KNOWN)
+    rule, told = policy_of(retention, "retention"), history(trace, context_names(trace), None, 0).reshape(-1, KNOWN)
     if rule.name == "offline_first":
         return [0 if online else -10**18 for online in trace.online]
     turn_s, token_s = (rule.values.get(name, 0.0) for name in ("turn_s", "token_s"))
@@ -307,7 +307,7 @@ def test_a_turn_and_what_it_adds() -> None:
     """The second prompt begins with the first one whole, the third one with half of it, the fourth one with both."""
     trace = shared_trace([(0.0, 1024, 2, True, 0, 2), (1.0, 1600, 2, True, 0, 2), (2.0, 1100, 2, True, 0, 1),
                           (3.0, 300, 2, True, 1, 0)])
-    told = history(trace, context_names(trace)).reshape(-1, KNOWN)
+    told = history(trace, context_names(trace), None, 0).reshape(-1, KNOWN)
     assert told[:, TURN].tolist() == [1, 2, 1, 1] and told[:, FRESH].tolist() == [1024, 576, 588, 300]
 
 
@@ -377,3 +377,18 @@ def test_new_tokens_tell_conversations_that_go_on() -> None:
     found = [simulate(replace(scenario, cluster={**CLUSTER, **pool, **one}), "vllm_fcfs").summary["online"]["hit_rate"]
              for one in orders]
     assert 1.2 * found[0] < found[1] < found[2]
+
+
+def test_a_hint_says_who_returns_and_is_wrong_as_often_as_told() -> None:
+    """Three requests by hand, of which the second goes on with the first; then a thousand with errors."""
+    sizes = np.array([600, 1200, 600])
+    offsets, values = np.array([0, 2, 5, 7]), np.array([1, 2, 1, 3, 4, 8, 9])
+    trace = Trace(np.arange(3.0), sizes, np.full(3, 9), prefix_hashes=(offsets, values))
+    assert history(trace, context_names(trace), 0.0, 1).reshape(-1, KNOWN)[:, HINT].tolist() == [0, 1, 1]
+    assert history(trace, context_names(trace), None, 1).reshape(-1, KNOWN)[:, HINT].tolist() == [-1, -1, -1]
+    many = Trace(np.arange(1000.0), np.full(1000, 600), np.full(1000, 9))
+    wrong = history(many, None, 0.2, 1).reshape(-1, KNOWN)[:, HINT]
+    assert np.mean(wrong == 0) == pytest.approx(0.2, abs=0.05)
+    hits = [simulate(scenario_of(retention=order), "vllm_fcfs").summary["online"]["hit_rate"]
+            for order in ("lru", "ended", "ended:hint_error=1.0")]
+    assert hits[1] != hits[2], "the rule reads the hint"

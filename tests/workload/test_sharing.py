@@ -17,6 +17,7 @@ from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read
 from ooco_gym.workload.arrivals import Arrivals
 from ooco_gym.workload.describe import describe, ks
 from ooco_gym.workload.fitting import find_batches, fit
+from ooco_gym.workload.returns import fit_returns
 from ooco_gym.workload.sharing import Chat, ChatRatio, hash_blocks, sharing_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
@@ -124,7 +125,7 @@ def test_a_sharing_ratio_by_hand() -> None:
 @given(st.floats(1.0, 12.0), st.integers(0, 2))
 def test_the_ratio_that_a_number_of_turns_gives(mean_turns: float, common: int) -> None:
     model = load_spec(spec()).lengths
-    chat = Chat(0.0, 5.0, common, mean_turns)
+    chat = Chat(0.0, (5.0,), common, mean_turns)
     arrival_s, prompt, _, session, _ = chat.draw(Arrivals(4.0, (1.0,) * 24), model, start_s=0.0, duration_s=20_000.0,
                                                  seed=1, stream="t", rate_scale=1.0)
     hashes = hash_blocks(prompt, prompt // 512, session, np.arange(len(prompt)), "t", common)
@@ -145,7 +146,7 @@ def test_a_fit_says_which_sharing_it_leaves_out() -> None:
     trace = generate(spec(sharing={"form": "chat", "ratio": 0.5}, length_correlation=0.35), duration_s=3600, seed=6)
     fitted = fit(trace, name="again", source="a test")
     assert "sharing" not in fitted.spec and fitted.spec["length_correlation"] == pytest.approx(0.35, abs=0.02)
-    assert f"sharing: {{form: chat, ratio: {sharing_ratio(trace):.2f}}}" in fitted.spec["assumed"]
+    assert "sharing: {form: chat, returns: [0." in fitted.spec["assumed"]
 
 
 @pytest.mark.parametrize(("correlation", "ratio"), [(0.5, 0.3), (0.9, 0.7)])
@@ -190,3 +191,27 @@ def test_mooncake_is_fitted(tmp_path: Path) -> None:
     fitted = fit(read_trace(path), name="again", source="a test")
     assert fitted.spec["batch_s"] == 3.0
     assert fitted.report["arrivals"]["ks_gaps"] < 0.03
+
+
+def test_sessions_return_as_they_are_told_by_turn_and_a_fit_finds_it() -> None:
+    """Two types of clients: most of the first leave after one turn, the second stay; a fit of the second says so."""
+    lengths = {"prompt": {"weights": [1.0], "mu": [7.5], "sigma": [0.4], "clip": [600, 16000]},
+               "output": {"weights": [1.0], "mu": [4.0], "sigma": [0.5], "clip": [4, 500]}}
+    stays = {"form": "chat", "returns": [0.9, 0.5, 0.8], "think_s": [20.0, 60.0, 40.0], "think_sigma": 0.6}
+    clients = [{"share": 1.0, "sharing": {"form": "chat", "returns": [0.1, 0.5], "think_s": 30.0}},
+               {"share": 2.0, "sharing": stays}]
+    trace = generate({"name": "types", "mean_rate_per_s": 4.0, "lengths": lengths, "clients": clients},
+                     duration_s=8000.0, seed=3)
+    assert trace.client is not None and len(trace) == pytest.approx(32_000, rel=0.05)
+    assert trace.mean_rate == pytest.approx(4.0, rel=0.05)
+    assert np.mean(trace.client) == pytest.approx(2 / 3, abs=0.03), "shares are of requests"
+    found = fit_returns(trace.take(trace.client == 1))
+    assert found is not None
+    assert found["returns"][:4] == pytest.approx([0.9, 0.5, 0.8, 0.8], abs=0.03)
+    assert found["think_s"][:4] == pytest.approx([20.0, 60.0, 40.0, 40.0], rel=0.1)
+    assert found["think_sigma"] == pytest.approx(0.6, abs=0.1)
+    first = fit_returns(trace.take(trace.client == 0))
+    assert first is not None and first["returns"][0] == pytest.approx(0.1, abs=0.02)
+    with pytest.raises(UserError, match="left out beside returns"):
+        generate({"name": "x", "mean_rate_per_s": 1.0, "lengths": lengths, "sharing": {**stays, "ratio": 0.4}},
+                 duration_s=9.0, seed=1)
