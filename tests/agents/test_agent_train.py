@@ -98,22 +98,6 @@ def test_imitation_starts_from_the_rule_and_the_critic_goes_first(tmp_path):
     assert moved == {"critic"}
 
 
-def test_wall_clock_ends_training(tmp_path):
-    summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=0.5))
-    assert summary["stopped_by"] == "max_wall_s" and (tmp_path / "policy.zip").is_file()
-
-
-def test_interrupt_saves_what_there_is(tmp_path, monkeypatch):
-    from agents.learning import callbacks
-
-    def interrupted(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(callbacks.LogMetrics, "_on_rollout_end", interrupted)
-    summary = train.main(train_config(tmp_path))
-    assert summary["stopped_by"] == "interrupt" and len(actions(tmp_path, 1)) == 40
-
-
 def test_training_draws_only_training_seeds():
     env = environments.training_env(train_config("x")["env"], 2, seed=5)
     for _ in range(20):
