@@ -56,11 +56,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             with jobs.progress(f"claim {name_of(one)}"):
                 found, study = played(one, given, jobs)
             answers.append(found)
-            sections.append(section_of(study, _sentences(found), found["command"]))
-            tests = [f"{test['what']}: {by_blocks(test)}{_wanted(test['holds'])}" for test in found["tests"]]
+            tests = _sentences(found)
+            result = f"Result: {found['verdict']}."
+            sections.append(section_of(study, [found["statement"], *tests, result], found["command"]))
             seeds = sum(block[2] for block in found["blocks"])
-            few = f". At least {ADVISED_SEEDS} seeds are advised, not {seeds}" if seeds < ADVISED_SEEDS else ""
-            console().print(f"{name_of(one)}: {found['verdict']}. {'; '.join(tests)}{few}", highlight=False)
+            few = [f"At least {ADVISED_SEEDS} seeds are advised, not {seeds}."] if seeds < ADVISED_SEEDS else []
+            console().print(f"{name_of(one)}: {found['verdict']}. {' '.join([*tests, *few])}", highlight=False)
     if sections:
         write_page(Path(options["out"]) / "claims.html", "Claims reproduced", sections)
     return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}
@@ -72,8 +73,7 @@ def name_of(claim: Figure) -> str:
 
 
 def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -> tuple[dict[str, Any], Study]:
-    """Simulates a claim on blocks of seeds (default: its own); returns the results on all and each,
-    and the study.
+    """Simulates a claim on blocks of seeds (default: its own); returns the results on all and each, and the study.
 
     Raises:
         UserError: a missing metric, axis or label, or a seed in two blocks.
@@ -87,7 +87,7 @@ def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -
         first += len(block)
     tests = []
     for place, test in enumerate(study.tests()):
-        every, each = _number(test), [_number(part[place]) for part in parts]
+        every, *each = map(_number, (test, *(part[place] for part in parts)))
         tests.append({"what": test.what, "holds": test.holds, **every, "blocks": each,
                       "verdict": verdict_of(every, each, test.holds)})
     return as_json({"name": name, "title": claim.title, "page": claim.page, "statement": claim.statement,
@@ -104,8 +104,7 @@ def _number(test: Any) -> dict[str, Any]:
 
 def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]],
                holds: Sequence[float | None] | None) -> str:
-    """Returns a verdict on a whole interval: in the range, outside of it, or undecided across an
-    end.
+    """Returns a verdict on a whole interval: in the range, outside of it, or undecided across an end.
 
     It is open if the intervals of two blocks do not overlap, and shown only if there is no range.
     """
@@ -126,18 +125,11 @@ def worst(verdicts: Sequence[str]) -> str:
 
 def by_blocks(test: Mapping[str, Any]) -> str:
     """Returns a test's number with its interval, and those of its blocks."""
-    blocks = " and ".join(ours(one) for one in test["blocks"])
+    blocks = " and ".join(map(ours, test["blocks"]))
     return ours(test) + (f", by blocks {blocks}" if blocks else "")
 
 
 def _sentences(found: Mapping[str, Any]) -> list[str]:
-    """Returns the statement, each test's result on all seeds and on each block, and the verdict."""
-    return [found["statement"], *(f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): "
-                                  f"{test['verdict']}." for test in found["tests"]), f"Result: {found['verdict']}."]
-
-
-def _wanted(holds: Sequence[float | None] | None) -> str:
-    """Returns the range in which the interval must lie, in words."""
-    words = zip(("at least", "at most"), holds or (), strict=False)
-    ends = [f"{word} {end:g}" for word, end in words if end is not None]
-    return f", wanted {' and '.join(ends)}" if ends else ""
+    """Returns a sentence on each test: its number on all seeds and on each block, its range, and its verdict."""
+    return [f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): {test['verdict']}."
+            for test in found["tests"]]

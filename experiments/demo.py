@@ -31,8 +31,7 @@ GATE = "gate"  # the search that learns; others tune heuristics
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Learns, evaluates on held-out windows, and writes the page; returns its summary
-    (`docs/outputs.md`).
+    """Learns, evaluates on held-out windows, and writes the page; returns its summary (`docs/outputs.md`).
 
     Raises:
         UserError: an impossible option of a policy, environment or search.

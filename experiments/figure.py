@@ -1,8 +1,7 @@
 """`ooco-gym figure`: reproduces figures and tables of papers and compares them with the papers'
 statements.
 
-A figure is a function of `experiments/papers` (CONTRIBUTING.md, A figure), or of a file of the
-user's own.
+A figure is a function of `experiments/papers` (CONTRIBUTING.md, A figure), or of a file of the user's own.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ def own(asked: str) -> Figure:
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Simulates the figures in `name`; writes a page, and returns their verdicts
-    (`docs/outputs.md`).
+    """Simulates the figures in `name`; writes a page, and returns their verdicts (`docs/outputs.md`).
 
     Raises:
         UserError: no such figure, or none could be simulated.

@@ -1,5 +1,4 @@
-"""Search for a peak factor: the idle floor, then the largest load that a cluster sustains alone
-(OOCO 5.2).
+"""Search for a peak factor: the idle floor, then the largest load that a cluster sustains alone (OOCO 5.2).
 
 The load is what base P/D sustains without offline work on the cluster, or, for mixed instances, on
 their twin. For mixed instances without a twin it is what vLLM's own scheduler sustains.
@@ -66,17 +65,15 @@ def reference_policy(scenario: Scenario) -> str:
 
 def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan, find: bool = False,
                write: bool = False) -> dict[str, Any]:
-    """Returns the peak factor of a scenario's workload, cluster and SLO: given by the user, stored,
-    or searched now.
+    """Returns the peak factor of a scenario's workload, cluster and SLO: given by the user, stored, or searched now.
 
     Args:
         scenario: to scale; its own `rate_scale` or `online_rate` is used unchanged.
         jobs: runs simulations.
         seeds: paired seeds.
         plan: parameters of the search.
-        find: search even if a factor is stored. A factor found under the protocol is stored for
-            every run; one found under other conditions (window, seeds, parameters) only for the
-            same conditions.
+        find: search even if a factor is stored. A factor found under the protocol is stored for every run; one found
+            under other conditions (window, seeds, parameters) only for the same conditions.
         write: store it in the shipped file, too, not only in the user's cache folder.
 
     Returns:
@@ -85,8 +82,7 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
         `seeds`.
 
     Raises:
-        UserError: the idle floor exceeds a third of the violation budget, or no load is small
-            enough.
+        UserError: the idle floor exceeds a third of the violation budget, or no load is small enough.
     """
     if scenario.online_rate is not None or (scenario.from_file and not find):
         scenario = scenario.with_(rate_scale=scenario.online_scale())

@@ -40,8 +40,7 @@ def profiled(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 def over_time(scenario: Scenario, policy: str, *, bin_s: float) -> dict[str, Any]:
-    """Returns a run by intervals of `bin_s`: rows along the axis `hour` of arrivals, running
-    requests and cache hits.
+    """Returns a run by intervals of `bin_s`: rows along the axis `hour` of arrivals, running requests and cache hits.
 
     `hit_rate` covers offline requests with their first token in the interval; tokens count at a
     request's last token.
@@ -93,8 +92,7 @@ def predictor_error(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 def traffic(scenario: Scenario, policy: str, *, bin_s: float, near_s: float) -> dict[str, Any]:
-    """Returns a workload's online arrivals over time: rows along the axis `hour` of their rate in
-    each `bin_s`.
+    """Returns a workload's online arrivals over time: rows along the axis `hour` of their rate in each `bin_s`.
 
     Over the preceding `near_s` there are the ratio of the highest to the lowest rate, and the mean
     plus 1.96 standard deviations (Echo 5.3).

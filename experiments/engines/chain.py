@@ -147,8 +147,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
         clock: its host time (`cluster.engine_clock`), or `fit`.
 
     Returns:
-        The fit with its errors on iterations in percent, and each load's errors of simulated
-        medians and means.
+        The fit with its errors on iterations in percent, and each load's errors of simulated medians and means.
     """
     own = fitted_engine(measured, out)
     engine, cluster, fit = own.facts, own.cluster, own.fit

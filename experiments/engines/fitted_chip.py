@@ -41,8 +41,7 @@ def model_of(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_chip(folder: Path, fitted: StepModel, engine: dict[str, Any], model: dict[str, Any]) -> Path:
-    """Writes `chip.yaml`, its `operators.parquet`, and the fit for `ooco_gym.runtime`; returns the
-    path of the first.
+    """Writes `chip.yaml`, its `operators.parquet`, and the fit for `ooco_gym.runtime`; returns the path of the first.
 
     The fit gives only sums over an iteration. The sum of linear layers is divided in proportion to
     their operations, and includes element-wise operators.

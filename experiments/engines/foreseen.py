@@ -1,11 +1,10 @@
 """Fit of the engine's clock and front end to requests' own times, by simulating them.
 
 `fit_requests` searches for host times with which the simulated requests have the recorded TTFT (by
-length of prompt) and TPOT. Single simulations are noisy (an arrival falls just before or after the
-beginning of an iteration). So several are drawn from a box, the logarithms of the metrics are taken
-as linear in the host times, without insignificant slopes, and the box shrinks around the best
-point. The slopes there give each value's uncertainty, and values that the times cannot distinguish;
-undetermined values stay near 0.
+length of prompt) and TPOT. Single simulations are noisy (an arrival falls just before or after the beginning of an
+iteration). So several are drawn from a box, the logarithms of the metrics are taken as linear in the host times,
+without insignificant slopes, and the box shrinks around the best point. The slopes there give each value's uncertainty,
+and values that the times cannot distinguish; undetermined values stay near 0.
 """
 
 from __future__ import annotations
@@ -111,11 +110,9 @@ def _averages(seen: Served, third: np.ndarray) -> np.ndarray:
 
 
 def _lines(at: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-    """Fits values, float64[n, m], as linear in places, [n, 3], weighted towards the middle of the
-    box (0).
+    """Fits values, float64[n, m], as linear in places, [n, 3], weighted towards the middle of the box (0).
 
-    Returns constant and slopes, [4, m], with slopes within two standard errors set to 0, and the
-    RMS of the noise.
+    Returns constant and slopes, [4, m], with slopes within two standard errors set to 0, and the RMS of the noise.
     """
     weights = 1.0 / (1.0 + (at ** 2).sum(axis=1, keepdims=True))
     terms = np.concatenate([np.ones((len(at), 1)), at], axis=1)

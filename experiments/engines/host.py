@@ -1,11 +1,9 @@
-"""The engine's clock (`ooco_gym.perf.engine_clock`) fitted to measured iterations: their time
-beyond the kernels.
+"""The engine's clock (`ooco_gym.perf.engine_clock`) fitted to measured iterations: their time beyond the kernels.
 
-Beyond its kernels an iteration takes `decode_s` (decodes alone) or `prefill_s + prefill_token_s *
-tokens` (with prompt chunks), and `sequence_s` per request that gets a token. The fit is
-non-negative least squares of errors relative to the prediction, without disturbed iterations. On an
-asynchronous engine the launch of an iteration delays the end of the previous one, so that only
-their sum is right; there `TOGETHER` successive iterations count as one (column `group`).
+Beyond its kernels an iteration takes `decode_s` (decodes alone) or `prefill_s + prefill_token_s * tokens` (with prompt
+chunks), and `sequence_s` per request that gets a token. The fit is non-negative least squares of errors relative to the
+prediction, without disturbed iterations. On an asynchronous engine the launch of an iteration delays the end of the
+previous one, so that only their sum is right; there `TOGETHER` successive iterations count as one (column `group`).
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ class Timed(NamedTuple):
 def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
     """Returns the kernel times of iterations, float64[n] in microseconds.
 
-    Of prompt chunks only sums are known. They are replaced by equal chunks with the same work,
-    which is exact if their earlier context is proportional to their length (whole prompts have
-    none).
+    Of prompt chunks only sums are known. They are replaced by equal chunks with the same work, which is exact if their
+    earlier context is proportional to their length (whole prompts have none).
     """
     tokens, context, work = (rows[name].astype(np.float64) for name in (
         "prefill_tokens", "prefill_context_sum", "prefill_work"))
@@ -106,12 +103,10 @@ def summed(rows: dict[str, np.ndarray], values: np.ndarray) -> np.ndarray:
 
 
 def robust_nnls(terms: np.ndarray, times: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
-    """Returns non-negative weights, float64[m], with which `terms`, float64[n, m], plus `known`
-    approximate `times`.
+    """Returns non-negative weights, float64[m], with which `terms`, float64[n, m], plus `known` approximate `times`.
 
-    The fit is least squares of errors relative to the prediction; relative to the measurement, it
-    would favour the fastest of equal iterations. Iterations over twice the prediction count as
-    disturbed and are excluded.
+    The fit is least squares of errors relative to the prediction; relative to the measurement, it would favour the
+    fastest of equal iterations. Iterations over twice the prediction count as disturbed and are excluded.
     """
     from scipy.optimize import nnls
 

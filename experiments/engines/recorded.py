@@ -59,8 +59,7 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
             None: the requests' own column.
 
     Raises:
-        UserError: a file, column or setting is missing, times are impossible, or prompts do not
-            match the requests.
+        UserError: a file, column or setting is missing, times are impossible, or prompts do not match the requests.
     """
     engine, table = _settings(folder / "engine.json"), _requests(folder)
     if table.form is None:

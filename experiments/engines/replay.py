@@ -80,8 +80,7 @@ def measured(run: Recorded) -> Served:
 
 
 def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any = None) -> Again:
-    """Simulates the recorded requests on a chip (name or YAML file), with a model (or a mapping)
-    and a timing form.
+    """Simulates the recorded requests on a chip (name or YAML file), with a model (or a mapping) and a timing form.
 
     `clock` is host time besides the chip's (`cluster.engine_clock`); None: none, scheduled as in
     `engine.json`.

@@ -49,8 +49,7 @@ def read_measured(path: Path) -> dict[str, np.ndarray]:
 
 
 class Again(NamedTuple):
-    """Result of simulating requests: their times, curves over time (`t_s, running, waiting,
-    kv_percent`), and totals.
+    """Result of simulating requests: their times, curves over time (`t_s, running, waiting, kv_percent`), and totals.
 
     `cached_tokens` are prompt tokens that were cached when their requests were first admitted.
     """

@@ -1,11 +1,10 @@
 """Figures and tables of BROS (arXiv 2504.09590).
 
-BROS's testbed (7.1): best-effort requests in batches (of 128; the paper gives no size), each
-submitted when the last one is done; traces of ten minutes, after which no request arrives; TTFT 0.4
-s, TPOT 0.2 s. Of the rates the text names 10 and 15 a second alone; the averages are over 15 cases,
-three models at five rates each. BROS is read by the text of 4.2, which calls most urgent the
-request closest to a deadline that does not fail (late=last); line 3 of Algorithm 1 as printed sorts
-late requests first and collapses beyond five requests a second (docs/readings.md).
+BROS's testbed (7.1): best-effort requests in batches (of 128; the paper gives no size), each submitted when the last
+one is done; traces of ten minutes, after which no request arrives; TTFT 0.4 s, TPOT 0.2 s. Of the rates the text names
+10 and 15 a second alone; the averages are over 15 cases, three models at five rates each. BROS is read by the text of
+4.2, which calls most urgent the request closest to a deadline that does not fail (late=last); line 3 of Algorithm 1 as
+printed sorts late requests first and collapses beyond five requests a second (docs/readings.md).
 """
 
 from __future__ import annotations

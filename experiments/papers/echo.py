@@ -1,10 +1,9 @@
 """Figures and tables of Echo (arXiv 2504.03651).
 
-Echo's testbed (7.1): LLaMA-3.1-8B on one A100-PCIE-40GB; ShareGPT's lengths on a day's trace as
-online requests; the offline requests are all there from the beginning, as many as last, in copies
-of the dataset with documents of their own. The paper scales its trace so that online requests alone
-do not violate; 13.75 times the workload's own rate is the most that this instance serves alone with
-1 % of violations (found by bisection), here 100 %.
+Echo's testbed (7.1): LLaMA-3.1-8B on one A100-PCIE-40GB; ShareGPT's lengths on a day's trace as online requests; the
+offline requests are all there from the beginning, as many as last, in copies of the dataset with documents of their
+own. The paper scales its trace so that online requests alone do not violate; 13.75 times the workload's own rate is the
+most that this instance serves alone with 1 % of violations (found by bisection), here 100 %.
 """
 
 from __future__ import annotations
@@ -140,8 +139,7 @@ def fig10(study: Study) -> Iterator[Test]:
         "page 11 and sections 5.3 and 7.4; a curve without values; the figure's window is 15 minutes, the text's an "
             "hour", quick=None)
 def fig11(study: Study) -> Iterator[Test]:
-    """Mean and standard deviation of a past window give a bound on the arrival rate that holds in 95 % of the
-    cases."""
+    """Mean and standard deviation of a past window give a bound on the arrival rate that holds in 95 % of the cases."""
     runs = study.play({"workload": ["echo_sharegpt"]},
         scenario={"rate_scale": 13.75, "start_s": 32400.0, "duration_s": 28800.0},
         play=partial(plays.traffic, bin_s=60.0, near_s=900.0))

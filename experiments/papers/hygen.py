@@ -1,9 +1,8 @@
 """Figures and tables of HyGen (arXiv 2501.14808).
 
-HyGen's testbed (5.1): Llama-2-7B on one A100-40GB, an hour of Azure's conversations of 2023, arXiv
-summarization as offline work without end. The paper does not say its online rate; one request a
-second is two fifths of what the instance serves alone. Budgets and rates are profiled on seeds of
-their own.
+HyGen's testbed (5.1): Llama-2-7B on one A100-40GB, an hour of Azure's conversations of 2023, arXiv summarization as
+offline work without end. The paper does not say its online rate; one request a second is two fifths of what the
+instance serves alone. Budgets and rates are profiled on seeds of their own.
 """
 
 from __future__ import annotations
@@ -235,8 +234,7 @@ def fig12(study: Study) -> Iterator[Test]:
 
 @figure(PAPER, "CNN/DailyMail as offline work", "Figure 13", "page 9 and section 5.4; no values printed")
 def fig13(study: Study) -> Iterator[Test]:
-    """HyGen keeps its SLOs and serves more offline work than HyGen* with CNN/DailyMail's summaries as offline
-    work."""
+    """HyGen keeps its SLOs and serves more offline work than HyGen* with CNN/DailyMail's summaries as offline work."""
     offline, above = _tolerances(study, {"offline": {"mode": "backlog", "dataset": "cnn_dailymail"}})
     yield Test("HyGen over HyGen* where that is least",
         offline.ratio({"policy": "HyGen"}, {"policy": "HyGen*"}, take="least"), (1.0, None), (0.8, None))

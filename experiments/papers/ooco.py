@@ -1,9 +1,8 @@
 """Figures and tables of OOCO (arXiv 2511.21862).
 
-OOCO's testbed (5.1): one latency-relaxed and one latency-strict instance, one Ascend 910C chip each
-(7B) or four (72B); the online load is what base P/D carries without offline work. TTFT and TPOT are
-not printed: here 2 s and 50 ms (7B), 3 s and 100 ms (72B), which a chip can keep for the longest
-prompts.
+OOCO's testbed (5.1): one latency-relaxed and one latency-strict instance, one Ascend 910C chip each (7B) or four (72B);
+the online load is what base P/D carries without offline work. TTFT and TPOT are not printed: here 2 s and 50 ms (7B), 3
+s and 100 ms (72B), which a chip can keep for the longest prompts.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def belief(study: Study) -> Iterator[Test]:
 
 @figure(PAPER, "Tides and spikes of the three traces", "Figure 1", "page 2; curves without values", seeds=2, quick=None)
 def fig1(study: Study) -> Iterator[Test]:
-    """Request traffic varies over hours and days and has bursts of minutes, in the company's trace and Azure's
-    two."""
+    """Request traffic varies over hours and days and has bursts of minutes, in the company's trace and Azure's two."""
     runs = study.play({"workload": ["ooc", "azure_conv", "azure_code"]},
         scenario={"cluster": "pair_7b", "rate_scale": 1.0, "start_s": 0.0, "duration_s": 86400.0},
         play=partial(plays.traffic, bin_s=300.0, near_s=14400.0))

@@ -29,8 +29,7 @@ def names_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
-    """Returns the policy to which others are compared: `baseline`, else vLLM's if included, or the
-    first.
+    """Returns the policy to which others are compared: `baseline`, else vLLM's if included, or the first.
 
     Raises:
         UserError: it is not among the policies.

@@ -1,5 +1,4 @@
-"""Simulates many policies on the same windows as fast as possible, for searches over whole
-episodes.
+"""Simulates many policies on the same windows as fast as possible, for searches over whole episodes.
 
 A window's requests, cost tables and initial state are built once. Each policy gets a copy of that
 state with its own parameters and weights, and a compiled call simulates it to the end without the
@@ -130,8 +129,7 @@ class Window:
 
 
 def digest_of(state: s.State) -> int:
-    """Digest of the requests' inputs: arrivals (except turns that wait for another request),
-    lengths, classes, SLOs."""
+    """Digest of the requests' inputs: arrivals (except turns that wait for another request), lengths, classes, SLOs."""
     by_clock = state.think_ps < 0 if state.think_ps.size else slice(None)
     digest = zlib.crc32(state.requests["arrival_ps"][by_clock].tobytes())
     for name in _GIVEN:
@@ -153,8 +151,7 @@ class Population:
     """
 
     def __init__(self, scenarios: Iterable[ResolvedScenario], threads: int | None = None) -> None:
-        """Keeps the scenarios, a window each; nothing is built yet. `threads`: parallel windows;
-        None: one per core."""
+        """Keeps the scenarios, a window each; nothing is built yet. `threads`: parallel windows; None: one per core."""
         tables: dict[Any, s.State] = {}
         self.windows = [Window(scenario, tables) for scenario in scenarios]
         self.threads, self.simulated_s = threads or cores(), 0.0

@@ -62,8 +62,7 @@ def in_processes(function: Callable[[Item], Result], items: Sequence[Item], work
 
 
 class Jobs:
-    """Summaries of simulations, computed in `workers` processes and kept in a store; a thread-safe
-    context manager.
+    """Summaries of simulations, computed in `workers` processes and kept in a store; a thread-safe context manager.
 
     Worker processes start with the first simulation that the store lacks.
 
@@ -117,8 +116,7 @@ class Jobs:
         return sum(self._cpu_s.values())
 
     def submit(self, scenario: Scenario, policy: str, run: Run | None = None) -> Future[dict[str, Any]]:
-        """Submits `run` for a policy on a scenario; equal submissions give equal results, from the
-        store.
+        """Submits `run` for a policy on a scenario; equal submissions give equal results, from the store.
 
         Raises:
             BrokenProcessPool: a worker process was killed before.

@@ -2,9 +2,8 @@
 
 Memory is that of the longest request and a few blocks to twice it, budgets are 16 to 8,192 tokens, blocks 16 to 128;
 requests come all at once, in bursts or one by one; with prefix caching their prompts begin alike, or they are turns of
-conversations. A quarter of the
-steps is made under each of the two policies with prefix caching off and on, half of that with asynchronous scheduling
-where ours follows that release's.
+conversations. A quarter of the steps is made under each of the two policies with prefix caching off and on, half of
+that with asynchronous scheduling where ours follows that release's.
 """
 
 from __future__ import annotations
