@@ -24,9 +24,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said
 
 
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.mark.parametrize("price", ["-3", ".nan", ".inf", "nan", "inf", "-0.01", "cheap"])

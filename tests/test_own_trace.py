@@ -27,10 +27,7 @@ OFFLINE = np.arange(ROWS) % 3 == 0
 FIRST = "requests in 20 min; simulated: all of it at scale 1, "
 
 
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def written(name: str = "week.csv", classed: bool = True, begins_s: float = 0.0) -> str:

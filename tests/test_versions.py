@@ -53,10 +53,8 @@ def test_what_was_read_is_read_again(tmp_path):
     assert open_trace(trace) is not opened
 
 
-def test_figures_of_a_trace_that_changed_do_not_come_from_the_cache(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
-    trace = tmp_path / "t.csv"
+def test_figures_of_a_trace_that_changed_do_not_come_from_the_cache(own_folder):
+    trace = own_folder / "t.csv"
 
     def arrived(tokens, out):
         text = HEAD + "".join(f"{place:03d},{tokens},10\n" for place in range(60))

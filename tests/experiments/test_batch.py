@@ -15,9 +15,7 @@ ROWS, PROMPT, OUTPUT = 300, 1000, 100
 
 
 @pytest.fixture(autouse=True)
-def _batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+def _batch(own_folder: Path) -> None:
     rows = "\n".join(f"0,{PROMPT},{OUTPUT},offline" for _ in range(ROWS))
     Path("batch.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}\n")
 

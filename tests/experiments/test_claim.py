@@ -56,10 +56,8 @@ def test_every_claim_can_be_played_or_names_its_data(claim: Any, monkeypatch: py
     assert study.shown and any(test.holds for test in tests)
 
 
-def test_a_claim_is_played_on_any_seeds_and_by_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_claim_is_played_on_any_seeds_and_by_its_blocks(own_folder: Path,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
     Path("own.py").write_text(OWN)
     assert main(["claim", "name=own.py:mine", "workers=1", "out=A"]) == 0
     own = json.loads(Path("A/summary.json").read_text())["claims"][0]

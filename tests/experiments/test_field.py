@@ -168,9 +168,7 @@ def test_the_page_says_what_it_shows(summary):
 
 
 @pytest.fixture
-def brief(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+def brief(own_folder):
     short = {**load_yaml("protocol", "default"), "warmup_s": 20.0, "drain_s": 30.0}
     Path("brief.yaml").write_text(yaml.safe_dump(short))
 

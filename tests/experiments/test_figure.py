@@ -48,10 +48,8 @@ def late(study):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A figure of one's own in a temporary folder, and a cache apart."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+def own(own_folder: Path) -> Path:
+    """A figure of one's own."""
     Path("own.py").write_text(OWN)
     return Path("own.py")
 

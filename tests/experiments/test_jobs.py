@@ -124,11 +124,9 @@ policy = Policy("mine", (Param("gate_window", "waiting requests to look at", 1, 
     ["compare", "policies=[base_pd,mine.py]"],
     ["capacity", "policies=[mine.py]", "baselines=[base_pd]", "search.first=1", "search.last=1", "tuning.policies={}",
      "tpot_from=first_token"]], ids=lambda words: words[0])
-def test_a_worker_that_is_killed_is_one_sentence_and_a_rerun_goes_on(words, tmp_path, monkeypatch, capsys):
+def test_a_worker_that_is_killed_is_one_sentence_and_a_rerun_goes_on(words, own_folder, capsys):
     from ooco_gym.cli import main
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
     Path("mine.py").write_text(KILLER)
     Path("kill").touch()
     line = [*words, "workload=azure_conv", "rate_scale=0.03", "duration_s=60", "seeds=[1]", "workers=1", "out=out"]

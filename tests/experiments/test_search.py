@@ -21,12 +21,6 @@ def point(rate, violations, kept_up=1.0):
     return Point(rate, violations, kept_up, kept_up, served)
 
 
-def test_the_limits_that_are_used_are_said_whatever_the_window():
-    assert "at most 3.00 % of the online requests violate their SLOs" in LIMITS.words()
-    assert "98 % of the requests are completed in it" in LIMITS.words()
-    assert "even if the offline backlog grows" in Limits(kept_up=0.0, kept_up_service=0.0).words()
-
-
 @given(st.floats(0.2, 15.0))
 @settings(max_examples=30, deadline=None)
 def test_finds_a_knee_from_below(knee):

@@ -22,9 +22,7 @@ from ooco_gym.workload import read_trace
 BEGIN_S = 1_795_783_476
 
 
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def lines(rows: Iterable[Mapping[str, Any]], name: str = "log.jsonl") -> str:

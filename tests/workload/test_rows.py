@@ -19,9 +19,7 @@ from tests.workload.test_unfolding import SAMPLES as FORMATS_FOLDER
 HEAD = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def written(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "log.csv") -> str:
