@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any
+import re
+from pathlib import Path
 
 import pytest
 
 FILES = sorted((Path(__file__).parents[1] / "results").rglob("*.json"))
-
-
-def texts(value: Any) -> Iterator[str]:
-    """All strings of a value, keys too."""
-    if isinstance(value, dict):
-        for key, one in value.items():
-            yield key
-            yield from texts(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from texts(one)
-    elif isinstance(value, str):
-        yield value
-
-
-def test_there_are_results() -> None:
-    assert len(FILES) >= 10
+TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')  # a string of JSON, its backslashes doubled
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_folder_of_a_machine_is_published(path: Path) -> None:
-    found = [text for text in texts(json.loads(path.read_text(encoding="utf-8")))
-             if PurePosixPath(text).is_absolute() or "/home/" in text or "/tmp/" in text or ":\\" in text]
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text)
+    found = [one for one in TEXT.findall(text)
+             if one.startswith("/") or any(place in one for place in ("/home/", "/tmp/", ":\\\\"))]
     assert not found, f"{path.name} names folders of one machine: {found[:3]}"
