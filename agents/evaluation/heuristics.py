@@ -18,16 +18,20 @@ import numpy as np
 
 from agents.environments import Window, is_base_policy, make_env
 from agents.evaluation.players import Observations, play
+from ooco_gym import resources
 from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
+from ooco_gym.envs.episodes import RETENTION
 from ooco_gym.errors import FORMER, UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
 from ooco_gym.sim import state as s
+from ooco_gym.sim.retention import LRU
 
+retention_of = partial(policy_of, group="retention")
 RANDOM, BASE, PACK = "random actions", "base_policy", "pack"
 TOKENS = 1  # column of a candidate request's context
 SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
@@ -146,6 +150,9 @@ def by_name(env: Any, name: str) -> Heuristic:
             raise UserError(f"'{name}' has no rule for this environment's actions, which are parameters: it acts as "
                             "the base policy (agents.evaluation.heuristics.as_base_policy)")
         return _published(name)
+    if name.startswith(RETENTION) and s.RETAIN in kinds:
+        retention_of(name[len(RETENTION):])
+        return _published(name)
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
@@ -192,6 +199,9 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
             yield from (_chosen(name, _lowest_ranked, kind, rank) for name, rank in ranks.items())
     if kinds == {s.INTERRUPT}:
         yield _always("stop", b.FIXED)
+    if s.RETAIN in kinds:
+        rules = [name for name in resources.names("retention") if retention_of(name).keeps == LRU]
+        yield from (_published(RETENTION + name) for name in rules)
 
 
 def _always(name: str, action: Any) -> Heuristic:
@@ -257,9 +267,9 @@ def _published(rule: str) -> Heuristic:
 def _nearest_level(env: Any, rule: str) -> int:
     """Returns the action whose packing level is nearest to a policy's; the base policy's action if both have the same
     level, or if one has no such parameter."""
-    own, base_policy = (policy_of(one) for one in (rule, env.config.base_policy))
     if PACK not in {decision.name for decision in env.decisions}:
         return b.BASE_ACTION
+    own, base_policy = (policy_of(one) for one in (rule, env.config.base_policy))
     (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, base_policy))
     if place < 0 or there < 0:
         return b.BASE_ACTION

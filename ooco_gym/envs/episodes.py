@@ -36,6 +36,8 @@ _INFO = slice(r.TERM, r.ELAPSED + 1)
 INFO_KEYS = (*(f"reward/{term}" for term in r.TERMS), "reward", "cost", *(f"cost_{slo}" for slo in r.COSTS),
              "elapsed_s")
 
+RETENTION = "retention="  # a rule by this and its name answers as a rule for the prefix cache
+
 
 class Episodes:
     """Episodes of one configuration that advance in one compiled call.
@@ -369,7 +371,7 @@ class Episodes:
         if not isinstance(name, str):
             raise UserError(f"rule_action({name!r}): expected a policy's name, such as 'ooco'; `env.rules` lists them")
         if name not in self._known_rules:
-            policy_of(name)
+            _policy_by(name)
             self._known_rules.add(name)
         if self.controls is not None or self.config.box:
             if name != spelling_of(self.config.base_policy):
@@ -382,8 +384,10 @@ class Episodes:
         """Returns a policy as the scenario of episode i prepares it."""
         rules, simulation = self._rules[i], self._simulation(i)
         if name not in rules:
-            policy = policy_of(name)
-            if name == spelling_of(self.config.base_policy):
+            policy = _policy_by(name)
+            if name.startswith(RETENTION):
+                policy = replace(simulation.policy, kept_by=policy)
+            elif name == spelling_of(self.config.base_policy):
                 policy = simulation.policy
             elif policy.prepare is not None:
                 policy = prepared(policy, _policy_context(simulation))
@@ -414,6 +418,10 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
         why, instead = "its instances are relaxed and strict", "cluster mixed_7b with base policy deadline"
     elif s.ROUTE in kinds:
         why, instead = "there are fewer than two instances or candidates", "fleet_16, and candidates=2 at least"
+    elif kinds == {s.RETAIN}:
+        why = ("it needs mixed instances whose retention is a rule that is asked" if not cluster.retention
+               else f"retention={cluster.retention} is no rule that is asked")
+        instead = "retention=offline_first on a cluster of mixed instances"
     elif cluster.mixed and not kinds <= engines:
         why, instead = "its instances are mixed", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
     elif base_policy.class_blind:
@@ -422,6 +430,11 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
     names = " or ".join(decision.name for decision in decisions)
     raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' with base policy "
                     f"'{base_policy.name}': {why}; use for example {instead}")
+
+
+def _policy_by(name: str) -> Policy:
+    """Returns a policy by name, or after `retention=` a rule for the blocks of a prefix cache."""
+    return policy_of(name[len(RETENTION):], "retention") if name.startswith(RETENTION) else policy_of(name)
 
 
 def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: int) -> bool:
@@ -439,6 +452,9 @@ def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: i
         return bool(cluster.mixed) and not base_policy.class_blind and not two_owners
     if kind == b.ADMIT:
         return bool(cluster.mixed) and base_policy.leaves_open
+    if kind == s.RETAIN:
+        asked = cluster.retention and policy_of(cluster.retention, "retention").retain
+        return bool(cluster.mixed) and bool(asked)
     if cluster.mixed:
         return False
     return kind == s.EVICT or not base_policy.class_blind

@@ -153,6 +153,21 @@ LEVEL = (
     _share("step", 2.0, "predicted latency of a decode step with all residents, divided by the TPOT SLO"),
     _share("base_policy", 1.0, "1 if this is the base policy's own level"),
 )
+RETAINED = (
+    PRESENT,
+    _signed("level", "s", 1_000.0, "seconds that the request's blocks stay longer than their last use says; -1: first "
+                                   "to go"),
+    _share("online", 1.0, "1 if the request is online"),
+    _log("turn", "turns", 40, "its turn: one more than the number of earlier prompts that its prompt begins with"),
+    _log("tokens", "tokens", 32_768, "its context: prompt and answer"),
+    _log("new_tokens", "tokens", 32_768, "tokens of its prompt that no earlier prompt has"),
+    _share("cached", 1.0, "share of its prompt that the cache had"),
+    _share("client", 16.0, "its client's number and one; 0: none"),
+    _signed("hint", "", 1.0, "what its client says: 1, the session ends; -1, it goes on; 0, nothing"),
+    _share("pressure", 1.0, "share of the instance's blocks that requests read"),
+    _log("oldest", "s", 3_600, "time since the first of the blocks that may give way was used, by its value"),
+    _share("base_policy", 1.0, "1 if this level is the nearest to the base policy's own"),
+)
 PARAMETER = (_share("level", 1.0, "position of the parameter's value among its levels, from 0 (first) to 1 (last)"),)
 
 

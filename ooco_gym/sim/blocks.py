@@ -25,7 +25,6 @@ from ooco_gym.sim.free_queue import NONE, push, queue_index, unlink
 from ooco_gym.sim.queues import add_task
 from ooco_gym.sim.retention import (
     BELADY,
-    HEAPED,
     PINNED,
     RULED,
     S3FIFO,
@@ -343,7 +342,7 @@ def keep_for(state, instance, slot, answer):
     """Changes the value of a finished request's blocks that no other request reads."""
     for i in range(state.requests[slot].num_computed_tokens // state.config.block_tokens - 1, -1, -1):
         block = get_cached_block(state, instance, key_of(state, slot, i))
-        if block >= 0 and state.blocks[instance, block].level == HEAPED:
+        if block >= 0 and state.blocks[instance, block].references == 0:
             unlink_heap(state, instance, block)
             push_heap(state, instance, block, worth_for(state, answer))
 

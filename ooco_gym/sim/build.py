@@ -43,7 +43,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         predicted: float64[requests, 2] or None, predictions of `workload.LengthPredictor`.
         weights: float64[k], of a learned rule (`Policy.weights`), or None.
         bulk: simulate many decode steps at once; False gives the same result.
-        turns: dependencies of closed sessions; None: all requests arrive at the trace's times.
+        turns: dependencies of closed sessions; None: requests arrive at the trace's times.
 
     Raises:
         UserError: even one token cannot meet the SLO, or settings do not fit the cluster.
@@ -59,14 +59,12 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names)._replace(
         turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
-        weights=0 if weights is None else len(weights), clients=0 if trace.client is None or not len(trace) else
-        2 * (int(trace.client.max()) + 2))
+        weights=0 if weights is None else len(weights))
     if mixed:
         sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # mixed instances have no gate
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           relaxed * (len(machines) - relaxed), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
-
     _fill_tables(state, unique, sim, rows)
     _fill_instances(state, machines, tables, unique, rows, sim)
     _fill_links(state, relaxed, sim)
@@ -84,9 +82,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention, seed)
     _copy_given(state, params, predicted, weights)
-    if state.client.size and trace.client is not None:
-        client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)
-        state.client[:] = 2 * client + trace.online
+    _fill_clients(state, trace)
     return state
 
 
@@ -127,6 +123,13 @@ def _copy_given(state: s.State, params: np.ndarray, predicted: np.ndarray | None
         state.predicted[:] = predicted
     if weights is not None:
         state.weights[:] = weights
+
+
+def _fill_clients(state: s.State, trace: Trace) -> None:
+    """Numbers the rows of `State.ended` that requests of a client count in; those of none: of all of their class."""
+    if state.client.size and trace.client is not None:
+        client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)
+        state.client[:] = 2 * client + trace.online
 
 
 def _set_config(config: s.Config, settings: Mapping[str, int], sim: SimConfig) -> None:

@@ -26,6 +26,7 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
     n = len(trace)
     sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), sim.max_batch),
              "outputs": settings.get("output_window", 0), "deadlines": 0 if trace.deadline_s is None else n,
+             "clients": 0 if trace.client is None or not n else 2 * (int(trace.client.max()) + 2),
              "shared": PREFILL_ENTRIES if any(table.shared_ps.size for table in tables) else 0}
     if names is not None:
         sizes |= {"hashes": 2 * n + len(names.values), "distinct": len(np.unique(names.values))}

@@ -42,7 +42,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "ooco_gym/EvictionPredicted-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
     "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
     "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v1": ENTERING, "ooco_gym/Serving-v1": ENGINES,
-    "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS}
+    "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS,
+    "ooco_gym/Retention-v1": load_yaml("env", "retention")["scenario"]}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",

@@ -160,7 +160,7 @@ def test_no_two_legal_actions_are_the_same_act(name):
         for action in legal.tolist():
             one.step(action)
             changed = one.simulation.state
-            after[action] = pickle.dumps((changed.requests, changed.instances, changed.params))
+            after[action] = pickle.dumps((changed.requests, changed.instances, changed.params, changed.heaps))
             one.restore(state)
         for first, second in combinations(legal.tolist(), 2):
             if after[first] == after[second]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 from tests.envs.episodes_in_short import IDS, at_random, digest, make, play, refused
 
@@ -26,6 +27,7 @@ ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_4
 ENGINE_BASES = ("hygen:latency_budget_s=0.04", "sarathi_pp:prefix_caching=on", "vllm_priority", "echo")
 OPEN_BASES = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v1": OPEN_BASES,
+          "ooco_gym/Retention-v1": ("deadline:prefix_caching=on",),
           **dict.fromkeys(("ooco_gym/Serving-v1", "ooco_gym/PreemptionVictim-v1"), ENGINE_BASES + OPEN_BASES)}
 
 
@@ -58,7 +60,8 @@ def a_scenario(random, name):
     base_policy = str(random.choice([one for one in bases if not refused(name, one)]))
     few = cluster == "fleet_16"
     return {"scenario": {
-        "cluster": cluster, "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),
+        "cluster": {**load_yaml("cluster", cluster), "retention": "turns"} if "Retention" in name else cluster,
+        "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),
         "slo": {"ttft_s": float(random.choice([0.5, 2.0, 5.0])), "tpot_s": float(random.choice([0.06, 0.1]))},
         "offline": {"mode": "rate", "rate": float(random.choice([0.0, 0.5, 3.0, 10.0]))},
         "rate_scale": float(random.uniform(low, high))}, "base_policy": base_policy,

@@ -14,7 +14,7 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v1" for name in (
     "Admission", "Batching", "Colocation", "OnlineTuning", "Eviction", "PrefillGate", "Migration", "Packing",
-    "Interruption", "PreemptionVictim", "Routing", "RuleChoice", "Serving")) + (
+    "Interruption", "PreemptionVictim", "Retention", "Routing", "RuleChoice", "Serving")) + (
         "ooco_gym/EvictionPredicted-v1", "ooco_gym/Gating-v2", "ooco_gym/MigrationPredicted-v1")
 MODES = ("NextStep", "SameStep", "Disabled")
 STEPS = 120
