@@ -22,6 +22,11 @@ admitted. If it does not fit, none is.
 - `least_work`: fewest uncached tokens to compute.
 - `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
   it.
+- `index` (ours): the sum of weights `w_…` times figures of the request from 0 to 1 (`index_of`). Its
+  numbers of tokens and seconds are logarithms, so a score orders by a product of powers: with
+  w_work 1 and w_output -1, by uncached tokens over predicted output. Two weights multiply the output
+  by the share of KV memory in use and by the number that wait, so its sign can depend on them. With
+  all weights 0 it is the order of arrival. The weights are for a search or an agent to set.
 
 In `shortest`, `least_work` and `shared_work`, `output_weight` adds the predicted remaining output
 tokens: a length predictor's (`lengths`, docs/use.md), or else the mean, which changes no order.
@@ -66,18 +71,20 @@ from ooco_gym.policy.latency_budget import (
     close,
     enter,
 )
-from ooco_gym.policy.lengths import believed_remaining
+from ooco_gym.policy.lengths import believed_remaining, believed_spread
 from ooco_gym.policy.mixed import get_computed_blocks, next_in_order
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import prompt_names
-from ooco_gym.sim.costs import length
+from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.step_actions import num_free_blocks
 from ooco_gym.sim.waiting import rank_of
 
 RULES = ("arrival", "prefix", "lpm", "dfs_weight", "shortest", "least_work", "shared_work", "longest",
-         "shortest_output", "edf", "jobs")
-ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK, LONGEST, SHORTEST_OUTPUT, EDF, JOBS = range(11)
+         "shortest_output", "edf", "jobs", "index")
+(ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK, LONGEST, SHORTEST_OUTPUT, EDF, JOBS,
+ INDEX) = range(12)
+PER_LOG = 0.1  # of the figures of `index`: ln 22,025 is 1, and so is all beyond
 COLD_OUTPUT, SHORT_OUTPUT, FEW_TOKENS = 128.0, 32.0, 4096  # of `jobs`, its defaults
 OWN = (
     Param("rule", "score by which waiting offline requests are admitted", choices=RULES),
@@ -86,6 +93,12 @@ OWN = (
           1000.0),
     Param("affinity", "route offline requests by prefix, up to this share above the mean number; 0: prefixes do not "
           "matter", 0.0, 100.0),
+    *(Param(f"w_{name}", f"index: weight of {meaning}", -3.0, 3.0, default=0.0) for name, meaning in (
+        ("output", "ln predicted remaining output"), ("spread", "spread of that prediction, of both together"),
+        ("work", "ln uncached tokens"), ("shared", "share of its tokens that fall to other sharers of a prefix"),
+        ("age", "ln seconds since arrival"), ("slack", "ln seconds to the deadline; without one 1"),
+        ("output_memory", "ln output times the share of KV memory in use"),
+        ("output_waiting", "ln output times ln waiting offline requests"))),
 )
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)
@@ -164,6 +177,35 @@ def score_of_job(state, instance, slot):
 
 
 @inlined
+def logged(number):
+    """The logarithm of 1 + a number, as a figure from 0 to 1."""
+    return min(1.0, PER_LOG * steady(math.log1p(max(0.0, number))))
+
+
+@inlined
+def index_of(state, instance, slot, cached, own_shared):
+    """The score of a request by the weights (`index`); among equals the first to arrive has the least.
+
+    Args:
+        own_shared: tokens of an uncached prefix that fall to others that wait for it.
+    """
+    params, request, spec = state.params, state.requests[slot], state.instances[instance]
+    tokens, left = length(state, slot), believed_remaining(state, slot)
+    spread, output = believed_spread(state, slot), logged(left)
+    unsure = steady(spread / (left + spread))  # the same for all that a predictor is as sure of
+    age_s = (state.clock.now_ps - request.arrival_ps) / s.PS_PER_S
+    slack = 1.0
+    if state.due_ps.size and state.due_ps[slot] < s.NEVER:
+        slack = logged((state.due_ps[slot] - state.clock.now_ps) / s.PS_PER_S)
+    used = min(1.0, 1.0 - num_free_blocks(state, instance) / spec.total_blocks)
+    return (params[Q.w_output] * output + params[Q.w_spread] * unsure
+            + params[Q.w_work] * logged(tokens - cached) + params[Q.w_shared] * own_shared / tokens
+            + params[Q.w_age] * logged(age_s) + params[Q.w_slack] * slack
+            + output * (params[Q.w_output_memory] * used + params[Q.w_output_waiting] * logged(spec.offline_waiting))
+            - 1e-12 * age_s)
+
+
+@inlined
 def score_by_rule(state, instance, slot, index, cached, members, shared):
     """The rule's score of the request at an index of the walk."""
     rule, tokens = np.int64(state.params[Q.rule]), length(state, slot)
@@ -184,6 +226,8 @@ def score_by_rule(state, instance, slot, index, cached, members, shared):
         return float(due_ps) if due_ps < s.NEVER else float(s.NEVER) + state.requests[slot].arrival_ps
     if rule == JOBS:
         return score_of_job(state, instance, slot)
+    if rule == INDEX:
+        return index_of(state, instance, slot, cached, shared * (1.0 - 1.0 / members))
     cost = float(tokens)
     if rule != SHORTEST:
         cost -= cached + (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0)

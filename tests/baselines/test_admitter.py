@@ -16,6 +16,7 @@ from numba import types
 from baselines import admitter
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
+from ooco_gym.rounding import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.step_actions import get_computed_tokens
 from ooco_gym.workload import Trace
@@ -71,9 +72,18 @@ class Asked(NamedTuple):
     entered: list[int]
 
 
-def iterations(setup: Setup, score: Callable[[dict[str, float]], float], trace: Trace) -> Iterator[Asked]:
-    """Plays on; `score` is of the figures of a request, by hand."""
-    episode = Episode(setup, outside=("compose",), trace=trace)
+def outputs_of(predicted: np.ndarray, generated: int) -> dict[str, float]:
+    """The remaining output that is exceeded in half of all cases, and half of what is between 16 and 84 %."""
+    median, shape = predicted[0], np.pi / np.sqrt(3) / predicted[1]
+    low, left, high = (max(generated + 1, median * ((1 + (generated / median) ** shape) / share - 1) ** (1 / shape))
+                       for share in (0.84, 0.5, 0.16))
+    return {"left": left - generated, "spread": (high - low) / 2}
+
+
+def iterations(setup: Setup, score: Callable[[dict[str, float]], Any], trace: Trace) -> Iterator[Asked]:
+    """Plays on; `score` is of the figures of a request, by hand. Each output is predicted as 1.5 times what it is."""
+    predicted = np.stack([1.5 * trace.output_tokens, np.full(len(trace), 0.4)], axis=1)
+    episode = Episode(setup, outside=("compose",), trace=trace, predicted=predicted)
     offsets, values = trace.prefix_hashes or (np.zeros(len(trace) + 1, int), np.zeros(0, int))
     answer = s.ASK
     while episode.advance(answer=answer) == s.ASKED:
@@ -94,7 +104,9 @@ def iterations(setup: Setup, score: Callable[[dict[str, float]], float], trace: 
             cached = int(look_up(handle.address, 0, slot))
             found[slot] = score({
                 "arrival": int(one["arrival_ps"]), "tokens": tokens, "cached": cached, "members": members,
-                "left": int(one["output_tokens"]) / 2, "due": trace.deadline_s[slot] + trace.arrival_s[slot],
+                **outputs_of(predicted[slot], int(one["generated_tokens"])),
+                "due": trace.deadline_s[slot] + trace.arrival_s[slot], "waiting": len(before),
+                "now_s": int(state.clock.now_ps) / s.PS_PER_S, "used": 1 - state.instances[0]["free_blocks"] / 750,
                 "job": float(clients[trace.client[slot]]), "seen": trace.client[slot] in ended,
                 "free": 16 * int(state.instances[0]["free_blocks"]),
                 "work": tokens - cached, "shared": max(0, 512 * PIECES - cached) if members > 1 else 0})
@@ -131,6 +143,7 @@ SCORES: dict[str, Callable[[dict[str, float]], float]] = {
     "edf": lambda one: one["due"] if one["due"] == one["due"] else 1e9 + one["arrival"],
     "jobs": lambda one: (1e12 * (one["seen"] and 1 + ((one["job"] > 32) != (one["free"] > 4096)))
                          - 1e5 * (one["job"] if one["seen"] else 128) - 1e-3 * one["tokens"]),
+    "shortest_output": lambda one: one["left"],
     "shared_work": lambda one: one["work"] - one["shared"] * (1.0 - 1.0 / one["members"]),
 }
 
@@ -143,6 +156,38 @@ def test_the_least_score_enters_first(rule: str) -> None:
         most = max(most, len(entered))
         orders.add(tuple(expected[:3]) != tuple(sorted(expected)[:3]))
     assert most > 0 and (rule == "arrival" or True in orders)
+
+
+def log_of(number: float) -> float:
+    """A logarithm as the index has it: from 0 to 1 at 22,025."""
+    return min(1.0, 0.1 * steady(np.log1p(max(0.0, number))))
+
+
+FIGURES: dict[str, Callable[[dict[str, float]], float]] = {
+    "output": lambda one: log_of(one["left"]),
+    "spread": lambda one: float(steady(one["spread"] / (one["left"] + one["spread"]))),
+    "work": lambda one: log_of(one["work"]),
+    "shared": lambda one: one["shared"] * (1.0 - 1.0 / one["members"]) / one["tokens"],
+    "age": lambda one: log_of(one["now_s"] - one["arrival"] / s.PS_PER_S),
+    "slack": lambda one: log_of(one["due"] - one["now_s"]) if one["due"] == one["due"] else 1.0,
+    "output_memory": lambda one: log_of(one["left"]) * one["used"],
+    "output_waiting": lambda one: log_of(one["left"]) * log_of(one["waiting"]),
+}
+ALL = dict(zip(FIGURES, (1.0, -0.5, 0.7, -2.0, -0.3, 0.2, 1.5, -2.5), strict=True))
+
+
+@pytest.mark.parametrize("weights", [{}, ALL, *({name: sign} for name in FIGURES for sign in (-1.0, 1.0))], ids=str)
+def test_the_index_is_its_weights_times_the_figures(weights: dict[str, float]) -> None:
+    """Equal scores are in order of arrival, as are all without weights."""
+    setup, most = setup_of(rule="index", refresh_s=0.0, **{f"w_{name}": weight for name, weight in weights.items()}), 0
+
+    def score(one: dict[str, float]) -> tuple[float, float]:
+        return sum(weight * FIGURES[name](one) for name, weight in weights.items()), one["arrival"]
+
+    for _, expected, entered in iterations(setup.with_(kv_tokens=12_000), score, documents()):
+        assert set(entered) == set(expected[: len(entered)])
+        most = max(most, len(entered))
+    assert most > 0
 
 
 @settings(max_examples=25, deadline=None)
