@@ -57,7 +57,7 @@ PULL = Point("pull", s.PULL, "a strict instance has composed its next step and s
              "the number of slots written to state.picks, 0 (none suits), or FULL (no free memory). It may set "
              "instances[i].pull_wake_ps, the time of the next decision")
 RETAIN = Point("retain", s.RETAIN,
-               "a request of a mixed instance with a prefix cache ends or is preempted: it reads its blocks no more",
+               "a request of a mixed instance with a prefix cache ends (a preempted one's blocks stay as under LRU)",
                "none: the request is view.request",
                "microseconds that its blocks are kept longer than their last use says: the block with the earliest sum "
                "is evicted first (0 for all: LRU)")

@@ -297,11 +297,11 @@ def free_table(state, instance, slot, wanted):
         if not wanted:
             renew_offloaded(state, instance, slot)
     index, idle, worth = _table_index(state, request.row), 0, state.clock.now_ps
-    if state.config.retention == RULED and state.config.retain_rule:
+    if state.config.retention == RULED and state.config.retain_rule and not wanted:
         answer = rule_at(state.config.retain_rule)(View(state, instance, slot, state.picks[:0]))
         if answer != ASK:
             worth = worth_for(state, answer)
-        elif not wanted:
+        else:
             add_task(state, RETAIN_FOR, instance, slot)
     in_order = state.config.engine_version >= FREED_IN_ORDER
     for i in range(request.blocks - 1, -1, -1):

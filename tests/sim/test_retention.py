@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import types
 
-from ooco_gym import Scenario, simulate
+from ooco_gym import Scenario, Simulation, simulate
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy, get_policy, policy_of
@@ -31,7 +31,7 @@ from ooco_gym.sim.blocks import (
 from ooco_gym.sim.retention import BELADY, FRESH, HINT, KNOWN, RULED, S3FIFO, TTL, TURN, history
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import context_names
-from tests.sim.harness import Episode, Setup
+from tests.sim.harness import Episode, Setup, differences
 from tests.sim.mixed_invariants import check_memory, check_mixed
 from tests.sim.pool_checks import check_pool, free_queue
 from tests.sim.test_blocks import MIXED, ROWS, shared_trace
@@ -171,7 +171,7 @@ class Pool:
         if self.retention.order <= S3FIFO:
             return 0
         if self.retention.order == RULED:
-            return now_ps + self.bonus_ps[slot]
+            return now_ps + (0 if wanted else self.bonus_ps[slot])
         if wanted:
             return -slot
         to_come = set(range(SLOTS)) - self.started
@@ -392,3 +392,16 @@ def test_a_hint_says_who_returns_and_is_wrong_as_often_as_told() -> None:
     hits = [simulate(scenario_of(retention=order), "vllm_fcfs").summary["online"]["hit_rate"]
             for order in ("lru", "ended", "ended:hint_error=1.0")]
     assert hits[1] != hits[2], "the rule reads the hint"
+
+
+@pytest.mark.parametrize("retention", ["turns:turn_s=2,token_s=0.5", "offline_first"])
+def test_answers_from_outside_are_those_of_the_rule(retention: str) -> None:
+    """A block that another request reads again keeps nothing of the place that it had while it was free."""
+    scenario = replace(scenario_of(retention=retention), rate_scale=0.6, offline={"mode": "rate", "rate": 4.0})
+    asked, inside = Simulation(scenario, "vllm_priority", outside=("retain",)), Simulation(scenario, "vllm_priority")
+    answers = 0
+    while asked.advance():
+        asked.answer(asked.rule_answer())
+        answers += 1
+    assert not inside.advance() and answers > 50
+    assert differences(asked.state, inside.state) == []
