@@ -287,6 +287,22 @@ def test_belady_keeps_what_comes_next(order: str, found: list[int]) -> None:
     assert state.requests["cached_tokens"].tolist() == found
 
 
+def test_no_order_hits_more_than_belady() -> None:
+    """200 sequences of 24 accesses to 5 prompts of equal length, far apart in time; memory for two and a half."""
+    random = np.random.default_rng(5)
+    orders = ("belady", "lru", "turns:turn_s=20,token_s=3", "s3fifo", "echo")
+    setups = {order: setup_of(order, 5400) for order in orders}
+    ahead = 0
+    for _ in range(200):
+        which = np.minimum(random.geometric(0.35, 24) - 1, 4)
+        trace = shared_trace([(10.0 * i, 2060, 2, True, int(group), 4) for i, group in enumerate(which)])
+        hits = {order: Episode(setup, trace=trace).play(round(1e15)).state.requests["cached_tokens"].sum()
+                for order, setup in setups.items()}
+        assert hits["belady"] == max(hits.values())
+        ahead += hits["belady"] > hits["lru"]
+    assert ahead > 100
+
+
 @pytest.mark.parametrize("ttl_s", [0.001, 8.0, 1e5])
 def test_what_is_held_keeps_a_request_waiting_while_another_runs(ttl_s: float) -> None:
     """The third prompt does not fit beside what the first one has left and what the second one needs as it answers."""
