@@ -21,8 +21,7 @@ from ooco_gym.study.table import Metric
 PAPER = Paper("BROS (arXiv 2504.09590)",
     {"timing": "ooco", "slo": "bros", "start_s": 0.0, "duration_s": 600.0, "warmup_s": 60.0, "drain_s": 120.0,
         "offline": {"mode": "jobs", "jobs": 7936, "dataset": "bros_be"}}, seeds=3,
-    quick={
-        "scenario": {"duration_s": 200.0, "warmup_s": 30.0, "drain_s": 60.0,
+    quick={"scenario": {"duration_s": 200.0, "warmup_s": 30.0, "drain_s": 60.0,
             "offline": {"mode": "jobs", "jobs": 2816, "dataset": "bros_be"}}, "seeds": 2})
 TPOT_MET = ("An iteration of 128 requests takes 30 to 60 ms on the roofline, so the baselines meet the TPOT SLO of 0.2 "
             "s; the paper's engine must be slower.")

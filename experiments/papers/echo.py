@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from experiments import plays
 from experiments.registry import Paper, Test, figure
 from experiments.study import Study
 
+
+def _loogle(jobs: int, groups: int, dataset: str = "loogle_short", ratio: float = 0.9) -> dict[str, Any]:
+    """Returns offline requests with questions on documents."""
+    return {"mode": "jobs", "jobs": jobs, "dataset": dataset,
+            "sharing": {"form": "documents", "ratio": ratio, "groups": groups, "zipf": 0.0}}
+
+
 PAPER = Paper("Echo (arXiv 2504.03651)",
     {"timing": "ooco", "cluster": "echo_llama31_8b", "workload": "echo_sharegpt", "rate_scale": 6.875,
-        "duration_s": 3600.0,
-        "offline": {"mode": "jobs", "jobs": 15608, "dataset": "loogle_short",
-            "sharing": {"form": "documents", "ratio": 0.9, "groups": 840, "zipf": 0.0}}}, seeds=3,
+        "duration_s": 3600.0, "offline": _loogle(15608, 840)}, seeds=3,
     quick={"scenario": {"duration_s": 1200.0, "warmup_s": 300.0}, "seeds": 2})
 
 
@@ -31,13 +37,8 @@ def fig6(study: Study) -> Iterator[Test]:
     """BS+E serves slightly less offline work than BS, BS+E+S more and Echo the most, up to 3.3 times BS, on ShareGPT
     and on LooGLE's short and long questions."""
     runs = study.play({
-        "dataset": {
-            "LooGLE short": {
-                "offline": {"mode": "jobs", "jobs": 15608, "dataset": "loogle_short",
-                    "sharing": {"form": "documents", "ratio": 0.9, "groups": 840, "zipf": 0.0}}},
-            "LooGLE long": {
-                "offline": {"mode": "jobs", "jobs": 4400, "dataset": "loogle_long",
-                    "sharing": {"form": "documents", "ratio": 0.95, "groups": 560, "zipf": 0.0}}},
+        "dataset": {"LooGLE short": {"offline": _loogle(15608, 840)},
+            "LooGLE long": {"offline": _loogle(4400, 560, "loogle_long", 0.95)},
             "ShareGPT": {"offline": {"mode": "jobs", "jobs": 60000, "dataset": "sharegpt_short"}}},
         "policy": {"BS": "echo_bs", "BS+E": "echo_bs_e", "BS+E+S": "echo_bs_e_s", "Echo": "echo"}})
     offline = runs["offline.total_tokens_per_s"]
@@ -61,8 +62,7 @@ def fig6(study: Study) -> Iterator[Test]:
 def fig7(study: Study) -> Iterator[Test]:
     """All SLO-aware variants keep TTFT (1 s) and TPOT (50 ms) for 90 % of the online requests; BS has the lowest
     TTFT."""
-    runs = study.play({
-        "policy": {"BS": "echo_bs", "BS+E": "echo_bs_e", "BS+E+S": "echo_bs_e_s", "Echo": "echo",
+    runs = study.play({"policy": {"BS": "echo_bs", "BS+E": "echo_bs_e", "BS+E+S": "echo_bs_e_s", "Echo": "echo",
             "Echo, TPOT from the first token": "echo:due_from=first_token"}})
     ttft_kept = runs["online.ttft_attainment"]
     tpot_kept = runs["online.tpot_attainment"]
@@ -86,9 +86,7 @@ def fig7(study: Study) -> Iterator[Test]:
 def fig8(study: Study) -> Iterator[Test]:
     """The active offline requests change in the opposite direction to the active online requests."""
     runs = study.play({"policy": {"Echo": "echo"}},
-        scenario={"rate_scale": 10.0, "duration_s": 28800.0,
-            "offline": {"mode": "jobs", "jobs": 124864, "dataset": "loogle_short",
-                "sharing": {"form": "documents", "ratio": 0.9, "groups": 6720, "zipf": 0.0}}, "start_s": 14400.0},
+        scenario={"rate_scale": 10.0, "duration_s": 28800.0, "offline": _loogle(124864, 6720), "start_s": 14400.0},
         play=partial(plays.over_time, bin_s=300.0))
     online = runs["online_active"]
     offline = runs["offline_active"]
@@ -107,9 +105,7 @@ def fig9(study: Study) -> Iterator[Test]:
     """Echo's hit rate on LooGLE's short questions, 78.6 %, stays flat through the online peak; without its KV manager
     (BS+E+S) it falls as online requests grow."""
     runs = study.play({"policy": {"BS+E+S": "echo_bs_e_s", "Echo": "echo"}},
-        scenario={"rate_scale": 13.75, "duration_s": 18000.0,
-            "offline": {"mode": "jobs", "jobs": 31216, "dataset": "loogle_short",
-                "sharing": {"form": "documents", "ratio": 0.9, "groups": 1680, "zipf": 0.0}}, "start_s": 32400.0},
+        scenario={"rate_scale": 13.75, "duration_s": 18000.0, "offline": _loogle(31216, 1680), "start_s": 32400.0},
         play=partial(plays.over_time, bin_s=900.0))
     hit_rate = runs["hit_rate"]
     online_requests = runs["online_per_s"]
@@ -158,10 +154,9 @@ def resources(study: Study) -> Iterator[Test]:
     """The simulator raises resources until the SLOs of the online peak are met; their offline throughput then follows
     from the same trace."""
     runs = study.play({"rate_scale": [6.875, 13.75, 27.5, 55.0]},
-        scenario={"duration_s": 600.0,
-            "offline": {"mode": "rate", "jobs": 15608, "dataset": "loogle_short",
-                "sharing": {"form": "documents", "ratio": 0.9, "groups": 840, "zipf": 0.0}, "rate": 0.0},
-            "warmup_s": 120.0}, policy="echo", hold={"least": {"violations": 0.1, "most": 16}})
+        scenario={"duration_s": 600.0, "warmup_s": 120.0,
+            "offline": _loogle(15608, 840) | {"mode": "rate", "rate": 0.0}}, policy="echo",
+        hold={"least": {"violations": 0.1, "most": 16}})
     instances = runs["instances"]
     study.show({"instances": instances, "violations": runs["violation_rate"]}, kind="lines", x="rate_scale")
     yield Test("share of steps of the load at which as many instances or more are needed",

@@ -57,11 +57,9 @@ def fig3(study: Study) -> Iterator[Test]:
     """HyGen keeps each tolerance of mean and P99 TTFT and TBT; Sarathi++ ignores SLOs, has the same latency for all
     tolerances and exceeds them."""
     runs = study.play({"slo": SLOS, "policy.tolerance": study.either([0.05, 0.1, 0.2, 0.5], [0.05, 0.2]),
-        "policy": {"Sarathi": "sarathi", "Sarathi++": "sarathi_pp", "HyGen": "hygen"}},
-        change=PLAYED_HOURS)
+        "policy": {"Sarathi": "sarathi", "Sarathi++": "sarathi_pp", "HyGen": "hygen"}}, change=PLAYED_HOURS)
     above = runs.by("slo", LATENCIES).over({"policy": "Sarathi"}) - 1.0
-    study.show({"above pure online service": above}, kind="bars", x="policy.tolerance",
-        series="policy", panels="slo")
+    study.show({"above pure online service": above}, kind="bars", x="policy.tolerance", series="policy", panels="slo")
     yield _kept(above)
     yield Test("share of Sarathi++'s runs within 5 to 20 %",
         above.where({"policy": "Sarathi++", "policy.tolerance": [0.05, 0.1, 0.2]}).kept(most="policy.tolerance"),
@@ -103,8 +101,7 @@ def fig5(study: Study) -> Iterator[Test]:
 
 @figure(PAPER, "Offline throughput by order on work that shares prefixes", "Figure 6",
         "page 8 and section 5.3; the paper simulates by taking off what a prompt shares with the one before it",
-        quick={
-            "scenario": {"duration_s": 300.0, "warmup_s": 120.0,
+        quick={"scenario": {"duration_s": 300.0, "warmup_s": 120.0,
                 "offline": {"mode": "backlog", "jobs": 60000, "dataset": "mmlu"}}})
 def fig6(study: Study) -> Iterator[Test]:
     """Prefix sharing maximization yields up to 4 times the offline throughput on MMLU."""
@@ -185,8 +182,7 @@ def fig9(study: Study) -> Iterator[Test]:
             "requests per second single bursts decide P99 TTFT.")
 def fig10(study: Study) -> Iterator[Test]:
     """HyGen meets a tolerance of 5 % for all four metrics at every online rate."""
-    runs = study.play({"slo": SLOS, "online_rate": [0.5, 1.0, 1.5],
-        "policy": {"Sarathi": "sarathi", "HyGen": "hygen"}},
+    runs = study.play({"slo": SLOS, "online_rate": [0.5, 1.0, 1.5], "policy": {"Sarathi": "sarathi", "HyGen": "hygen"}},
         change={"policy.tolerance": 0.05, **PLAYED_HOURS})
     above = runs.by("slo", LATENCIES).over({"policy": "Sarathi"}) - 1.0
     study.show({"above pure online service": above}, kind="bars", x="online_rate",
@@ -248,8 +244,7 @@ def fig13(study: Study) -> Iterator[Test]:
 def fig14(study: Study) -> Iterator[Test]:
     """HyGen's offline throughput under one P99 TBT SLO is robust to predictors of other workloads, whose errors are
     larger."""
-    runs = study.play({
-        "predictor": {"own": {}, "new tokens for contexts": {"policy.decode_tokens": "new"},
+    runs = study.play({"predictor": {"own": {}, "new tokens for contexts": {"policy.decode_tokens": "new"},
             "of Mistral-7B on the same chip": {"policy.one_ps": 9595730000.0, "policy.prefill_token_ps": 90089000.0,
                 "policy.decode_token_ps": 106428.0, "policy.prefill_token_2_ps": -48635.5,
                 "policy.decode_token_2_ps": 0.0554445, "policy.prefill_ps": 709465000.0,
@@ -265,8 +260,7 @@ def fig14(study: Study) -> Iterator[Test]:
     offline = runs["offline.total_tokens_per_s"]
     study.show({"offline total tokens/s": offline}, kind="bars", x="predictor")
     yield Test("another predictor over the own where that is least",
-        offline.ratio({
-            "predictor": ["new tokens for contexts", "of Mistral-7B on the same chip",
+        offline.ratio({"predictor": ["new tokens for contexts", "of Mistral-7B on the same chip",
                 "of Qwen2.5-7B on an Ascend 910C", "of Llama-3.1-8B on an H100"]}, {"predictor": "own"}, take="least"),
         (0.85, 1.1), (0.6, None))
 
@@ -278,8 +272,7 @@ def fig15(study: Study) -> Iterator[Test]:
     runs = study.play({"online_rate": study.either([0.5, 1.0, 1.5, 2.0], [0.5, 1.0, 2.0]),
         "policy": {"HyGen*": "hygen_star", "HyGen": "hygen"}})
     offline = runs["offline.total_tokens_per_s"]
-    study.show({"offline total tokens/s": offline}, kind="lines", x="online_rate",
-        series="policy")
+    study.show({"offline total tokens/s": offline}, kind="lines", x="online_rate", series="policy")
     yield Test("share of steps of the online rate at which HyGen's offline throughput falls",
         offline.at(policy="HyGen").monotone("online_rate", falls=True, slack=0.05), (0.9, 1.0), (0.6, 1.0))
     yield Test("HyGen over HyGen* where that is least",
