@@ -252,13 +252,13 @@ def find_longest_cache_hit(state, instance, slot, most):
 @inner
 def touch(state, instance, slot, count):
     """Puts a request's first `count` blocks, which are cached, into its empty table."""
-    index = _table_index(state, state.requests[slot].row)
+    index, counts = _table_index(state, state.requests[slot].row), state.config.retention == S3FIFO
     for i in range(count):
         block = get_cached_block(state, instance, key_of(state, slot, i))
         one = state.blocks[instance, block]
         if one.references == 0:
             unlink(state, instance, block)
-        if state.config.retention == S3FIFO:
+        if counts:
             use_again(state, instance, block)
         one.references += 1
         state.kv[instance, index + i] = block
@@ -297,13 +297,13 @@ def free_table(state, instance, slot, wanted):
         if not wanted:
             renew_offloaded(state, instance, slot)
     index, idle, worth = _table_index(state, request.row), 0, state.clock.now_ps
-    if state.config.retention == RULED and state.config.retain_rule and not wanted:
+    order, in_order = state.config.retention, state.config.engine_version >= FREED_IN_ORDER
+    if order == RULED and state.config.retain_rule and not wanted:
         answer = rule_at(state.config.retain_rule)(View(state, instance, slot, state.picks[:0]))
         if answer != ASK:
             worth = worth_for(state, answer)
         else:
             add_task(state, RETAIN_FOR, instance, slot)
-    in_order = state.config.engine_version >= FREED_IN_ORDER
     for i in range(request.blocks - 1, -1, -1):
         block = state.kv[instance, index + i]
         one = state.blocks[instance, block]
@@ -312,16 +312,17 @@ def free_table(state, instance, slot, wanted):
             continue
         idle += 1
         one.online = request.online
-        if one.key == 0 and in_order:
-            push(state, instance, block, 0, False)
-        elif one.key != 0 and state.config.retention == TTL and not wanted:
+        if one.key == 0:
+            if in_order:
+                push(state, instance, block, 0, False)
+        elif order == TTL and not wanted:
             _pin(state, instance, block)
             idle -= 1
-        elif one.key != 0 and state.config.retention == RULED:
+        elif order == RULED:
             push_heap(state, instance, block, worth)
-        elif one.key != 0 and by_worth(state):
+        elif order == BELADY:
             _keep(state, instance, slot, i, block, wanted)
-        elif one.key != 0:
+        else:
             where = hash_index(state, slot, i)
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
             if wanted and state.config.kv_priority:
