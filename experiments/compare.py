@@ -14,10 +14,11 @@ from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import cost_figures, price_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
-from ooco_gym.render.metrics import compare, metrics_of
+from ooco_gym.render.metrics import JOBS, compare, metrics_of
 from ooco_gym.render.page import conditions, conditions_table, percentiles
 from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
+from ooco_gym.report.tables import flat
 from ooco_gym.run_notes import notes_of, say_clock, say_played
 from ooco_gym.study.options import baseline_of, names_of, seeds_of
 from ooco_gym.study.runs import Jobs
@@ -55,7 +56,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
              if key != "per_million_tokens" or price is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
-    metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *options["metrics"]], batch)
+    asked_of_jobs = [one for one in JOBS if all(one in flat(run) for runs in summaries.values() for run in runs)]
+    metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *asked_of_jobs, *options["metrics"]],
+                         batch)
     rows = compare(named, metrics, next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), **({"tuned": tuned} if tuned else {}), "results": rows,

@@ -20,6 +20,8 @@ from ooco_gym.resources import load_yaml
 LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
 MAKESPAN, BATCH_TOKENS, LEFT, DUE = (f"batch.{key}" for key in (
     "makespan_s", "total_tokens_per_s", "left", "late"))  # for offline requests alone
+# Of a finite set of offline requests beside online ones.
+JOBS = tuple(f"offline.jobs.{key}" for key in ("left", "makespan_s", "mean_completion_s", "in_time"))
 COMPUTED = "offline.computed_tokens_per_s"  # in the window, for finished and unfinished requests
 # Title and unit of metrics with their own title.
 TITLES = {
@@ -31,6 +33,8 @@ TITLES = {
     "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
     MAKESPAN: ("makespan", "s"), BATCH_TOKENS: ("total throughput", "tokens/s"),
     LEFT: ("unfinished at the end", "requests"), DUE: ("missed deadlines", "requests"),
+    **dict(zip(JOBS, (("jobs left", "requests"), ("makespan of the jobs", "s"), ("mean completion of the jobs", "s"),
+                      ("jobs done in time", "%")), strict=True)),
     "cost.goodput_per_s": ("online goodput", "1/s"),
     "cost.chip_hours_per_million_tokens": ("chip-hours per million tokens", ""),
     "cost.per_million_tokens": ("cost per million tokens", ""), "cost.of_all": ("cost of all requests", ""),
@@ -50,7 +54,7 @@ FACTORS = {"%": 100.0, "ms": 1000.0}
 RUN_METRICS = (
     "online.arrived", "online.finished", "online.unserved", "online.worst_10min_violation_rate", "online.ttft_p50_s",
     "online.ttft_p99_s", "online.tpot_p50_s", "online.tpot_p99_s", "online.tpot_decode_p99_s", "offline.arrived",
-    "offline.finished", "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
+    "offline.finished", *JOBS, "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
     "offline.interruptions", "offline.migrations", "offline.age_p99_s", "kv_offloading.hit_rate",
     "utilization.compute_share", "utilization.kv_mean_share", "utilization.busy_share",
     "cost.chip_hours_per_million_tokens", "cost.per_million_tokens", "cost.of_all")
