@@ -10,7 +10,7 @@ from ooco_gym.metrics import summarise
 from ooco_gym.sim import state as s
 
 BATCH = {"cluster": "engine_7b", "workload": "sharegpt", "timing": "ooco", "slo": {"ttft_s": 2.0, "tpot_s": 0.05},
-         "warmup_s": 0.0, "duration_s": 400.0, "drain_s": 400.0}
+         "warmup_s": 0.0, "duration_s": 400.0, "drain_s": 400.0, "rate_scale": 1.0}
 
 
 @pytest.mark.parametrize(("jobs", "deadline_s"), [(60, 60.0), (60, None), (3000, 60.0)])
