@@ -56,7 +56,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
              if key != "per_million_tokens" or price is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
-    asked_of_jobs = [one for one in JOBS if all(one in flat(run) for runs in summaries.values() for run in runs)]
+    known = set[str].intersection(*(set(flat(run)) for runs in summaries.values() for run in runs))
+    asked_of_jobs = [one for one in JOBS if one in known]
     metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *asked_of_jobs, *options["metrics"]],
                          batch)
     rows = compare(named, metrics, next(key for key in named if key[0] == baseline), float(options["violation_budget"]))

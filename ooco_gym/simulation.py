@@ -28,6 +28,7 @@ from ooco_gym.sim.build import build_state, least_ps, slo_ps
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
+from ooco_gym.sim.retention import LONGEST_US
 from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
@@ -257,6 +258,9 @@ class Simulation:
     def _run(self, until_ps: int) -> bool:
         why = loop.run(self.handle.address, self._hooks, until_ps, self._answer)
         self._answer = s.ASK
+        if self.state.config.retain_wrong:
+            raise UserError(f"the rule of retention={(self.policy.kept_by or self.policy).name} returned no number of "
+                            f"microseconds from {-LONGEST_US:,} to {LONGEST_US:,} (NaN, or too large a time)")
         return why == s.ASKED
 
     def edge(self, at_s: float) -> Edge:

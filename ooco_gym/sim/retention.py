@@ -121,6 +121,7 @@ def least_worth(state, instance):
 @inlined
 def worth_for(state, answer):
     """Returns the value of a block that a rule keeps `answer` microseconds longer than its last use says."""
+    state.config.retain_wrong += answer < -LONGEST_US or answer > LONGEST_US
     return state.clock.now_ps + min(max(answer, -LONGEST_US), LONGEST_US) * np.int64(1_000_000)
 
 

@@ -369,6 +369,12 @@ def test_a_rule_of_ones_own(tmp_path: Path) -> None:
     assert known["offline"] == own["offline"] and known["online"] == own["online"]
 
 
+def test_a_rule_that_returns_no_number_is_named(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(OWN.replace("mine", "odd").replace("round(1e6", "int(1e30"))
+    with pytest.raises(UserError, match="rule of retention=odd returned no number of microseconds"):
+        simulate(scenario_of(retention=f"{tmp_path}/odd.py:most_s=5"), "vllm_fcfs")
+
+
 @pytest.mark.parametrize(("cluster", "message"), [
     ({"retention": "mru"}, "unknown retention 'mru'"),
     ({"retention": "ttl:ttl_s=-1"}, "ttl_s=-1 must be a number from"),
