@@ -23,10 +23,11 @@ admitted. If it does not fit, none is.
 - `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
   it.
 - `index` (ours): the sum of weights `w_…` times figures of the request from 0 to 1 (`index_of`). Its
-  numbers of tokens and seconds are logarithms, so a score orders by a product of powers: with
-  w_work 1 and w_output -1, by uncached tokens over predicted output. Two weights multiply the output
-  by the share of KV memory in use and by the number that wait, so its sign can depend on them. With
-  all weights 0 it is the order of arrival. The weights are for a search or an agent to set.
+  numbers of tokens and seconds are logarithms, so a score orders by a product of powers: w_work
+  alone is `shared_work`; with w_output -1, by its tokens over the predicted output. Two weights
+  multiply the output by the share of KV memory in use and by the number that wait, so its sign can
+  depend on them. With all weights 0 it is the order of arrival. The weights are for a search or an
+  agent to set.
 
 In `shortest`, `least_work` and `shared_work`, `output_weight` adds the predicted remaining output
 tokens: a length predictor's (`lengths`, docs/use.md), or else the mean, which changes no order.
@@ -95,7 +96,8 @@ OWN = (
           "matter", 0.0, 100.0),
     *(Param(f"w_{name}", f"index: weight of {meaning}", -3.0, 3.0, default=0.0) for name, meaning in (
         ("output", "ln predicted remaining output"), ("spread", "spread of that prediction, of both together"),
-        ("work", "ln uncached tokens"), ("shared", "share of its tokens that fall to other sharers of a prefix"),
+        ("work", "ln uncached tokens, as shared_work counts them"),
+        ("shared", "share of its tokens that fall to others that wait for its prefix"),
         ("age", "ln seconds since arrival"), ("slack", "ln seconds to the deadline; without one 1"),
         ("output_memory", "ln output times the share of KV memory in use"),
         ("output_waiting", "ln output times ln waiting offline requests"))),
@@ -183,11 +185,11 @@ def logged(number):
 
 
 @inlined
-def index_of(state, instance, slot, cached, own_shared):
+def index_of(state, instance, slot, cached, others):
     """The score of a request by the weights (`index`); among equals the first to arrive has the least.
 
     Args:
-        own_shared: tokens of an uncached prefix that fall to others that wait for it.
+        others: tokens of an uncached prefix that fall to others that wait for it.
     """
     params, request, spec = state.params, state.requests[slot], state.instances[instance]
     tokens, left = length(state, slot), believed_remaining(state, slot)
@@ -199,7 +201,7 @@ def index_of(state, instance, slot, cached, own_shared):
         slack = logged((state.due_ps[slot] - state.clock.now_ps) / s.PS_PER_S)
     used = min(1.0, 1.0 - num_free_blocks(state, instance) / spec.total_blocks)
     return (params[Q.w_output] * output + params[Q.w_spread] * unsure
-            + params[Q.w_work] * logged(tokens - cached) + params[Q.w_shared] * own_shared / tokens
+            + params[Q.w_work] * logged(tokens - cached - others) + params[Q.w_shared] * others / tokens
             + params[Q.w_age] * logged(age_s) + params[Q.w_slack] * slack
             + output * (params[Q.w_output_memory] * used + params[Q.w_output_waiting] * logged(spec.offline_waiting))
             - 1e-12 * age_s)

@@ -290,15 +290,15 @@ def loads(env: Any) -> tuple[Any, Any, Any]:
 
 def test_an_environment_draws_its_windows_from_a_trace_and_adds_no_load_to_it(capsys: Any) -> None:
     written(begins_s=50_000.0)
-    shipped = {"id": "ooco_gym/Admission-v1", **load_yaml("env", "admission")}
+    shipped = {"id": "ooco_gym/Batching-v1", **load_yaml("env", "batching")}
     shipped["scenario"] = {**shipped["scenario"], "workload": "week.csv"}  # as a command composes it
-    for env in (gym.make("ooco_gym/Admission-v1", workload="week.csv", window_s=300.0, warmup_s=60.0),
+    for env in (gym.make("ooco_gym/Batching-v1", workload="week.csv", window_s=300.0, warmup_s=60.0),
                 make_env({**shipped, "window_s": 300.0})):
         assert loads(env) == (0.0, None, {})
         starts = {env.unwrapped.config.window(seed, 0).start_s for seed in range(40)}
         assert starts == {0.0, 300.0, 600.0, 900.0}
     assert "week.csv: 240 requests" in capsys.readouterr().out
-    said = gym.make("ooco_gym/Admission-v1", scenario={"workload": "week.csv", "offline": {"rate": 2.0}}, vary={
+    said = gym.make("ooco_gym/Batching-v1", scenario={"workload": "week.csv", "offline": {"rate": 2.0}}, vary={
         "rate_scale": [1.0, 2.0]})
     assert loads(said) == (2.0, None, {"rate_scale": [1.0, 2.0]})
 

@@ -1,7 +1,7 @@
 """Heuristics by name (docs/evaluation.md has the names): random actions, simple rules, published and tuned policies.
 
-At the loop's decisions, a published policy acts by its rules (`rule_action`). Packing and OnlineTuning set a policy's
-parameters, and Batching, Admission, PreemptionVictim and Serving decide parts of an iteration. There a published policy
+At the loop's decisions, a published policy acts by its rules (`rule_action`). Packing, OnlineTuning and Admission set a
+policy's parameters, and Batching, PreemptionVictim and Serving decide parts of an iteration. There a published policy
 becomes the base policy, whose action is taken (`as_base_policy`). Among other decisions (Colocation), packing takes the
 level nearest to the policy's own.
 """
@@ -19,8 +19,8 @@ import numpy as np
 from agents.environments import Window, is_base_policy, make_env
 from agents.evaluation.players import Observations, play
 from ooco_gym import resources
-from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
+from ooco_gym.envs import entering, preemption_victim
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
 from ooco_gym.envs.episodes import RETENTION
@@ -49,7 +49,7 @@ RECLAIMING: dict[str, Rank] = {  # the least of these is preempted; among equals
     "least loss": lambda victim: victim["cost"] / min(1.0, victim["freed"]),
     "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
 RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
-_TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim.DECISION)}
+_TABLES = {one.kind: one.table for one in (entering.DECISION, preemption_victim.DECISION)}
 
 
 class Heuristic:

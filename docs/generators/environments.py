@@ -239,7 +239,7 @@ def _parameters(owner: Any) -> dict[str, inspect.Parameter]:
 def page(which: str) -> str:
     """The page of the environments of `pools` or of `engines`."""
     mine = [one for one in environments() if one.page == which]
-    return markdown("environments", environments=mine, common=features.CLUSTER, pools=which == "pools",
+    return markdown("environments", environments=mine, common=mine[0].decisions[0].cluster, pools=which == "pools",
                     picture=f"{PICTURES[which]}.svg")
 
 

@@ -73,7 +73,7 @@ def _chips(**counts: int) -> list[dict[str, Any]]:
 def admission_order(study: Study) -> Iterator[Test]:
     """Admitting the offline request with the fewest tokens to compute, with an uncached prefix's cost split among the
     requests that share it, serves more offline work than the best published order."""
-    # The condition of Admission-v1 at its middle load; orders as they ship.
+    # Admission-v2's first condition; orders as they ship.
     work, _ = _serves(study, {"policy.rule": ["shared_work", "lpm", "dfs_weight", "prefix", "arrival"]},
         {**ENGINE, "offline": SHARED, "duration_s": 600.0, "warmup_s": 120.0}, policy="admitter:offline_chunk=2048")
     yield _over("over the best published order", work, "policy.rule", "shared_work", ["lpm", "dfs_weight", "prefix"])

@@ -21,7 +21,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.own_code import check
 
 _CLASSES = {
-    "Admission-v1": "admission:AdmissionEnv", "Batching-v1": "batching:BatchingEnv",
+    "Admission-v2": "admission:AdmissionEnv", "Batching-v1": "batching:BatchingEnv",
     "Colocation-v1": "colocation:ColocationEnv", "Eviction-v1": "eviction:EvictionEnv",
     "EvictionPredicted-v1": "eviction:EvictionPredictedEnv", "Gating-v2": "gating:GatingEnv",
     "Interruption-v1": "interruption:InterruptionEnv", "Migration-v1": "migration:MigrationEnv",

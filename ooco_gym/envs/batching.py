@@ -35,6 +35,7 @@ from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
 # --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature ---------------------
+FEATURES = len(ENGINE)
 F = columns(ACTION)
 _MOST_TIMES = ACTION[F.time].limit
 
@@ -50,7 +51,7 @@ def fill_engine(state, instance, sums, notes, out):
     values to `notes`."""
     row = engine_stack()
     engine_row(state, instance, (sums[BUDGET], sums[BLOCK_ARRIVED], sums[BLOCK_VIOLATED]), notes, row)
-    for index in range(out.size):
+    for index in range(FEATURES):  # an environment's own are behind them
         out[index] = row[index]
 
 

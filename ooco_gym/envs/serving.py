@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.envs import admission, batching, preemption_victim
+from ooco_gym.envs import batching, entering, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.batching import feature_of, fill_engine
@@ -146,9 +146,9 @@ class ServingEnv(DecisionEnv):
     which requests enter them.
 
     ## Description
-    The decisions of [PreemptionVictim-v1](#preemptionvictim-v1), [Batching-v1](#batching-v1) and
-    [Admission-v1](#admission-v1) on the same engines and, with several engines, which of them
-    takes an arrival; `decision` names the present one. If blocks lack for what must run, the
+    The decisions of [PreemptionVictim-v1](#preemptionvictim-v1) and [Batching-v1](#batching-v1),
+    which waiting offline requests enter and, with several engines, which of them takes an
+    arrival; `decision` names the present one. If blocks lack for what must run, the
     environment first asks which request is preempted; then how to fill the iteration; then, if
     time, tokens, a running slot and memory are left, which waiting offline requests enter. The
     base policy routes arrivals that have only one engine, and composes iterations without a
@@ -164,13 +164,15 @@ class ServingEnv(DecisionEnv):
 
     ## Candidates
     The candidates of the present decision. For `target` they are the base policy's choice, then
-    the engines with the fewest requests of the arrival's class. `cluster` describes the engine
+    the engines with the fewest requests of the arrival's class. For `admit` they are the request
+    that the base policy would try next, the one of the first 8 with the most tokens in the prefix
+    cache, and length quantiles of those of the first 32 that fit. `cluster` describes the engine
     that composes; at an arrival, the base policy's engine after its last scheduling step.
     """
 
     id: ClassVar[str] = "ooco_gym/Serving-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (
-        DECISION, preemption_victim.DECISION, batching.DECISION, admission.DECISION)
+        DECISION, preemption_victim.DECISION, batching.DECISION, entering.DECISION)
     default_scenario: ClassVar[str] = "serving"
 
 

@@ -1,4 +1,4 @@
-"""Tables of the features of `Batching-v1`, `Admission-v1`, `PreemptionVictim-v1` and `Serving-v1`.
+"""Tables of the features of `Batching-v1`, `PreemptionVictim-v1` and `Serving-v1`.
 
 `features.json` has the tables, with each feature's source in vLLM V1.
 `ooco_gym.policy.engine_features` and the environments compute them from a simulator's state; the

@@ -166,7 +166,7 @@ def log_of(number: float) -> float:
 FIGURES: dict[str, Callable[[dict[str, float]], float]] = {
     "output": lambda one: log_of(one["left"]),
     "spread": lambda one: float(steady(one["spread"] / (one["left"] + one["spread"]))),
-    "work": lambda one: log_of(one["work"]),
+    "work": lambda one: log_of(SCORES["shared_work"](one)),
     "shared": lambda one: one["shared"] * (1.0 - 1.0 / one["members"]) / one["tokens"],
     "age": lambda one: log_of(one["now_s"] - one["arrival"] / s.PS_PER_S),
     "slack": lambda one: log_of(one["due"] - one["now_s"]) if one["due"] == one["due"] else 1.0,

@@ -21,7 +21,8 @@ IDS = tuple(ENVIRONMENTS)
 BLIND = {s.PULL, s.INTERRUPT, s.COMPOSE, RECLAIM}  # points at which a class-blind policy leaves nothing to decide
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
 SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
-            "ooco_gym/RuleChoice-v1": {"window_s": 150.0}}  # one every 10 s
+            "ooco_gym/Admission-v2": {"window_s": 150.0},  # one every 10 s, as in
+            "ooco_gym/RuleChoice-v1": {"window_s": 150.0}}
 # What is played does not hang on what is worth learning (conf/env).
 POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 3.0},
             "rate_scale": 0.1}
@@ -41,7 +42,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v1": FLEET,
     "ooco_gym/EvictionPredicted-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
     "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
-    "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v1": ENTERING, "ooco_gym/Serving-v1": ENGINES,
+    "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENTERING, "ooco_gym/Serving-v1": ENGINES,
     "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS,
     "ooco_gym/Retention-v1": load_yaml("env", "retention")["scenario"]}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind

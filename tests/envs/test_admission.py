@@ -1,90 +1,48 @@
-"""Admission-v1: where it asks, what entering does, that its features are those an engine can compute."""
+"""Admission-v2: the whole queue follows the weights that an action sets, and own features of an engine are observed."""
 
 from __future__ import annotations
+
+from math import log1p
 
 import numpy as np
 import pytest
 
-from ooco_gym import Simulation, candidate_table
-from ooco_gym.policy import policy_of
-from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
-from ooco_gym.runtime.features import ENTRY
-from ooco_gym.sim import state as s
-from tests.envs.episodes_in_short import differences, make, play
+from ooco_gym.resources import load_yaml
+from tests.envs.episodes_in_short import at_random, differences, make, play
 
-ID = "ooco_gym/Admission-v1"
-NAMES = [one.name for one in ENTRY]
-CACHING = "deadline:prefix_caching=on"
-MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.04,
-                "offline": {"mode": "rate", "rate": 2.0}}
-SHARED = {"offline": {"mode": "rate", "rate": 8.0, "lengths": "mmlu",
-                      "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
-CASES = {
-    "as trained": {}, "four engines": {"cluster": "engines_7b", "scenario": {"rate_scale": 5.0}},
-    "memory binds": {"scenario": MEMORY_BOUND}, "prefixes are shared": {"scenario": SHARED, "base_policy": CACHING},
-    "swapped out": {"scenario": MEMORY_BOUND, "base_policy": "deadline:preempted=swap,tpot_share=1.5"},
-}
+ID = "ooco_gym/Admission-v2"
 
 
-def figures(env, k=None):
-    """The candidates' features by name: of all (columns), or of one."""
-    table = candidate_table(env._observation())
-    return dict(zip(NAMES, table.T if k is None else table[k], strict=True))
+def test_an_action_sets_the_weights_by_which_the_next_requests_enter():
+    """The same as a base policy with these weights, from the beginning on."""
+    def state_of(level, weight, values):
+        policy = f"admitter:rule=index,w_output={weight}"
+        env = make(ID, base_policy=policy, controls={"w_output": values}, warmup_s=0.0)
+        play(env, lambda one: np.array([level]))
+        return env.simulation.state
+
+    set_to = [state_of(level, 0.0, [-1.0, 1.0]) for level in (0, 2)]
+    for state, weight in zip(set_to, (-1.0, 1.0), strict=True):
+        assert differences(state, state_of(0, weight, [weight])) == []
+    assert differences(*set_to) != []
 
 
-def as_the_rule(env):
-    """The base policy's rule request by request: what it would try next, while it fits in."""
-    first = np.flatnonzero(figures(env)["first"])
-    if len(first):
-        return 2 + int(first[0])
-    return 0 if env.action_masks()[0] else 1
+def test_own_features_of_an_engines_environment_are_what_their_readings_say():
+    env, seen = make(ID), set()
+
+    def look(one):
+        value, mean = one._observation()["cluster"][-1], one.simulation.state.observed.offline_output_mean
+        assert value == pytest.approx(log1p(mean) / log1p(16_384), rel=1e-5)
+        seen.add(float(value))
+        return at_random(0)(one)
+
+    play(env, look)
+    assert len(seen) > 3
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
-    """The compiled rule whole, and request by request through the environment."""
-    env = make(ID, **CASES[case])
-    assert len(play(env, as_the_rule)) > 20
-    whole = Simulation(env.config.window(1, 0), policy_of(env.config.base_policy))
-    assert not whole.advance()
-    assert differences(env.simulation.state, whole.state) == []
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_request_that_is_chosen_enters_and_no_other_does(case):
-    env = make(ID, **CASES[case])
-    random, entered = np.random.default_rng(5), 0
-    env.reset(seed=2, options={"window": 0})
-    for _ in range(150):
-        state, buffers = env.simulation.state, env.episodes.buffers
-        chosen, instance = buffers.chosen[0].copy(), int(state.pending.instance)
-        assert len(set(chosen[chosen >= 0])) == (chosen >= 0).sum() == env.action_masks()[2:].sum()
-        assert (state.requests["status"][chosen[chosen >= 0]] == s.WAITING).all()
-        assert not state.requests["online"][chosen[chosen >= 0]].any() and buffers.iteration[0, OPEN_LEFT] > 0
-        waiting, steps = state.requests["status"] == s.WAITING, int(state.instances["steps_begun"][instance])
-        k, left = int(random.integers(env.action_masks()[2:].sum())), int(buffers.iteration[0, OPEN_LEFT])
-        over = env.step(2 + k)[3]
-        state = env.simulation.state
-        if int(state.instances["steps_begun"][instance]) == steps and not over:  # asked again in the same iteration
-            gone = np.flatnonzero(waiting & (state.requests["status"] != s.WAITING))
-            assert gone.tolist() == [chosen[k]] and state.requests["instance"][chosen[k]] == instance
-            assert state.requests["num_scheduled_tokens"][chosen[k]] == left - buffers.iteration[0, OPEN_LEFT] > 0
-        entered += 1
-        assert (state.instances["stage"] == WHOLE).all()
-        if over:
-            break
-    assert entered > 20
-
-
-def test_to_admit_none_is_legal_where_the_iteration_has_other_work():
-    """Not at first: the backlog is there before any other work is."""
-    env, seen = make(ID, scenario={"rate_scale": 0.05, "offline": {"mode": "backlog"}}, warmup_s=0.0), set()
-
-    def watch(one):
-        legal, tokens = bool(one.action_masks()[0]), int(one.episodes.buffers.iteration[0, 0])
-        assert legal == (tokens > 0)
-        seen.add(legal)
-        return 0 if legal else int(np.flatnonzero(one.action_masks())[-1])
-
-    play(env, watch)
-    assert seen == {True, False}
+def test_windows_draw_conditions_of_all_kinds():
+    yaml = load_yaml("env", "admission")
+    config = make(ID, scenario=yaml["scenario"], vary=yaml["vary"]).config
+    drawn = [config.window(1000, number) for number in range(80)]
+    kinds = {(str(one.cluster), one.rate_scale, one.offline.get("lengths"), "clients" in one.offline) for one in drawn}
+    assert len(kinds) == len(yaml["vary"]["condition"]) >= 6

@@ -26,7 +26,7 @@ BASES = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=slac
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
 ENGINE_BASES = ("hygen:latency_budget_s=0.04", "sarathi_pp:prefix_caching=on", "vllm_priority", "echo")
 OPEN_BASES = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
-BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v1": OPEN_BASES,
+BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v2": ("admitter:rule=index,w_work=1",),
           "ooco_gym/Retention-v1": ("deadline:prefix_caching=on",),
           **dict.fromkeys(("ooco_gym/Serving-v1", "ooco_gym/PreemptionVictim-v1"), ENGINE_BASES + OPEN_BASES)}
 

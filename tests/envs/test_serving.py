@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ooco_gym import Simulation, candidate_table
-from ooco_gym.envs import admission, batching, preemption_victim, serving
+from ooco_gym.envs import batching, entering, preemption_victim, serving
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.features import ACTION, ENTRY, TARGET, VICTIM
@@ -14,7 +14,7 @@ from ooco_gym.sim import state as s
 from tests.envs.episodes_in_short import at_random, differences, make, play
 
 ID = "ooco_gym/Serving-v1"
-TABLES = {"batch": (ACTION, batching), "admit": (ENTRY, admission), "target": (TARGET, serving),
+TABLES = {"batch": (ACTION, batching), "admit": (ENTRY, entering), "target": (TARGET, serving),
           "reclaim": (VICTIM, preemption_victim)}
 SINGLE = {"cluster": "engine_7b", "rate_scale": 1.4, "offline": {"mode": "rate", "rate": 4.0}}
 MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.07,
@@ -85,7 +85,7 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
         if kind(one) == "target":
             return 2 + int(np.argmax(table[:, serving.F.default]))
         if kind(one) == "admit":
-            first = np.flatnonzero(table[:, admission.F.first])
+            first = np.flatnonzero(table[:, entering.F.first])
             return 2 + int(first[0]) if len(first) else 0 if mask[0] else 1
         return 1
 

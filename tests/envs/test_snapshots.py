@@ -19,7 +19,7 @@ from tests.envs.episodes_in_short import make
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
 NAMES = ("PrefillGate", "Eviction", "Migration", "Packing", "OnlineTuning", "Colocation", "Routing", "Batching",
-         "Admission", "Serving", "PreemptionVictim")
+         "Serving", "PreemptionVictim")
 
 
 @cache

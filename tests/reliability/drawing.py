@@ -205,8 +205,10 @@ def environment(random: Random) -> Case:
     name = random.choice(sorted(ENVIRONMENTS))
     mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim"))
     if mixed:
-        base_policy, limits = random.choice(OPEN_BASES if "Admission" in name else (*OPEN_BASES, "echo", "sarathi_pp",
-                          "vllm_priority", "niyama", "hygen:latency_budget_s=0.04")), ENGINES
+        base_policy, limits = random.choice((*OPEN_BASES, "echo", "sarathi_pp", "vllm_priority", "niyama",
+                                             "hygen:latency_budget_s=0.04")), ENGINES
+        if "Admission" in name:  # whose weights are set
+            base_policy = "admitter:rule=index"
     else:
         base_policy, limits = random.choice(("ooco", "ooco_xllm", "online_priority", "slack",
                                          "ooco:max_pull=1,interrupt=slack")), POOLS
