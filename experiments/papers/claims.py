@@ -88,7 +88,7 @@ def batch_order(study: Study) -> Iterator[Test]:
     orders = {"arrival": {"policy.rule": "arrival"}, "longest": {"policy.rule": "index", "policy.w_output": -1},
         **{f"weight {one}": {"policy.rule": "shared_work", "policy.output_weight": one} for one in (0, 1, 30)}}
     more = {"policy": ADMITTER, "change": {"lengths": {"predictor": "lognormal", "error": 0.6}}}
-    batch = _batch(study, {"order": orders}, **more)
+    batch = _batch(study, {"order": {name: orders[name] for name in ("arrival", "longest", "weight 30")}}, **more)
     for order, what, holds in (("weight 30", "mean completion", (None, 0.7)), ("weight 30", "last start", (None, 0.85)),
             ("weight 30", "makespan", (0.99, None)), ("longest", "mean completion", (1.0, None)),
             ("longest", "makespan", (None, 0.9))):
@@ -99,8 +99,8 @@ def batch_order(study: Study) -> Iterator[Test]:
         "output": {"weights": [1.0], "mu": [mu], "sigma": [0.5], "clip": [4, 4096]}}}
         for share, mu in ((0.6, 4.0), (0.4, 7.0))]
     loads = {"documents": SHARED, "two clients": {"mode": "rate", "rate": 4.0, "clients": clients}}
-    work, late = _serves(study, {"load": {load: {"offline": loads[load]} for load in loads}, "order": orders},
-        {**ENGINE, **WINDOW}, **more)
+    work, late = _serves(study, {"load": {load: {"offline": loads[load]} for load in loads},
+        "order": {name: orders[name] for name in ("arrival", "weight 0", "weight 1")}}, {**ENGINE, **WINDOW}, **more)
     for load, holds in (("documents", (1.1, None)), ("two clients", (None, 0.95))):
         for other, range_ in (("weight 0", holds), ("arrival", None)):
             yield _over(f"{load}: weight 1 over {other}", work.at(load=load), "order", "weight 1", other, range_)
