@@ -24,7 +24,7 @@ ADMITTER = ("admitter:prefix_caching=on,waiting_order=prefix,refresh_s=1.0,chunk
 SEEDS = ("9501:9576", "9601:9676")
 WINDOW = {"duration_s": 600.0, "warmup_s": 300.0}
 ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "rate_scale": 1.4}
-# Offline requests of Admission-v1, which share documents.
+# Offline requests of Admission-v2's first condition, which share documents.
 SHARED = {"mode": "rate", "rate": 4.0, "lengths": "ooc", "sharing": {"form": "documents", "ratio": 0.8, "groups": 400}}
 
 
@@ -93,7 +93,7 @@ def batch_order(study: Study) -> Iterator[Test]:
             ("weight 30", "makespan", (0.99, None)), ("longest", "mean completion", (1.0, None)),
             ("longest", "makespan", (None, 0.9))):
         yield _over(f"batch: {what}, {order} over arrival", batch[what], "order", order, "arrival", holds)
-    # Admission-v1 at its middle load, and clients with like prompts whose median outputs have 55 and 1,097 tokens.
+    # Admission-v2's first condition, and clients with like prompts whose median outputs have 55 and 1,097 tokens.
     clients = [{"share": share, "lengths": {
         "prompt": {"weights": [1.0], "mu": [7.0], "sigma": [0.6], "clip": [64, 8192]},
         "output": {"weights": [1.0], "mu": [mu], "sigma": [0.5], "clip": [4, 4096]}}}
