@@ -29,8 +29,9 @@ admitted. If it does not fit, none is.
   depend on them. With all weights 0 it is the order of arrival. The weights are for a search or an
   agent to set.
 
-In `shortest`, `least_work` and `shared_work`, `output_weight` adds the predicted remaining output
-tokens: a length predictor's (`lengths`, docs/use.md), or else the mean, which changes no order.
+In `shortest`, `least_work`, `shared_work` and the tokens of w_work, `output_weight` adds the
+predicted remaining output tokens: a length predictor's (`lengths`, docs/use.md), or else the mean,
+which changes no order of the first three.
 
 Every `refresh_s`, or when its list is empty, the instance scores all waiting requests and keeps the
 `KEPT` lowest: an engine cannot afford to score thousands in each iteration. Requests of a group,
@@ -90,7 +91,7 @@ COLD_OUTPUT, SHORT_OUTPUT, FEW_TOKENS = 128.0, 32.0, 4096  # of `jobs`, its defa
 OWN = (
     Param("rule", "score by which waiting offline requests are admitted", choices=RULES),
     Param("refresh_s", "time between two scorings of all waiting requests, seconds", 0.0, 3600.0),
-    Param("output_weight", "prompt tokens that a predicted output token counts; shortest, least_work, shared_work", 0.0,
+    Param("output_weight", "prompt tokens of a predicted output token; shortest, least_work, shared_work, index", 0.0,
           1000.0),
     Param("affinity", "route offline requests by prefix, up to this share above the mean number; 0: prefixes do not "
           "matter", 0.0, 100.0),
@@ -199,9 +200,10 @@ def index_of(state, instance, slot, cached, others):
     slack = 1.0
     if state.due_ps.size and state.due_ps[slot] < s.NEVER:
         slack = logged((state.due_ps[slot] - state.clock.now_ps) / s.PS_PER_S)
+    work = tokens - cached - others + params[Q.output_weight] * left
     used = min(1.0, 1.0 - num_free_blocks(state, instance) / spec.total_blocks)
     return (params[Q.w_output] * output + params[Q.w_spread] * unsure
-            + params[Q.w_work] * logged(tokens - cached - others) + params[Q.w_shared] * others / tokens
+            + params[Q.w_work] * logged(work) + params[Q.w_shared] * others / tokens
             + params[Q.w_age] * logged(age_s) + params[Q.w_slack] * slack
             + output * (params[Q.w_output_memory] * used + params[Q.w_output_waiting] * logged(spec.offline_waiting))
             - 1e-12 * age_s)

@@ -166,7 +166,7 @@ def log_of(number: float) -> float:
 FIGURES: dict[str, Callable[[dict[str, float]], float]] = {
     "output": lambda one: log_of(one["left"]),
     "spread": lambda one: float(steady(one["spread"] / (one["left"] + one["spread"]))),
-    "work": lambda one: log_of(SCORES["shared_work"](one)),
+    "work": lambda one: log_of(SCORES["shared_work"](one) + 3.0 * one["left"]),
     "shared": lambda one: one["shared"] * (1.0 - 1.0 / one["members"]) / one["tokens"],
     "age": lambda one: log_of(one["now_s"] - one["arrival"] / s.PS_PER_S),
     "slack": lambda one: log_of(one["due"] - one["now_s"]) if one["due"] == one["due"] else 1.0,
@@ -179,7 +179,8 @@ ALL = dict(zip(FIGURES, (1.0, -0.5, 0.7, -2.0, -0.3, 0.2, 1.5, -2.5), strict=Tru
 @pytest.mark.parametrize("weights", [{}, ALL, *({name: sign} for name in FIGURES for sign in (-1.0, 1.0))], ids=str)
 def test_the_index_is_its_weights_times_the_figures(weights: dict[str, float]) -> None:
     """Equal scores are in order of arrival, as are all without weights."""
-    setup, most = setup_of(rule="index", refresh_s=0.0, **{f"w_{name}": weight for name, weight in weights.items()}), 0
+    values = {f"w_{name}": weight for name, weight in weights.items()}
+    setup, most = setup_of(rule="index", refresh_s=0.0, output_weight=3.0, **values), 0
 
     def score(one: dict[str, float]) -> tuple[float, float]:
         return sum(weight * FIGURES[name](one) for name, weight in weights.items()), one["arrival"]
