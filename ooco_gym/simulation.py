@@ -215,6 +215,7 @@ class Simulation:
         if outside:
             self.state.config.rules_flush = 0  # an outside caller need not flush
         check_keys("outside", outside, [point.name for point in POINTS])
+        self._asks_no_retention = "retain" not in outside
         self._hooks = addresses([ask_outside if point.name in outside else rule
                                  for point, rule in zip(POINTS, self.compiled_rules, strict=True)])
         self._answer = s.ASK
@@ -261,6 +262,10 @@ class Simulation:
         if self.state.config.retain_wrong:
             raise UserError(f"the rule of retention={(self.policy.kept_by or self.policy).name} returned no number of "
                             f"microseconds from {-LONGEST_US:,} to {LONGEST_US:,} (NaN, or too large a time)")
+        if why == s.ASKED and self.state.pending.point == s.RETAIN and self._asks_no_retention:
+            name = (self.policy.kept_by or self.policy).name
+            raise UserError(f"the rule of retention={name} returned -1, which asks the "
+                            "caller: return ooco_gym.policy.retention.microseconds(seconds)")
         return why == s.ASKED
 
     def edge(self, at_s: float) -> Edge:

@@ -9,7 +9,7 @@ import math
 
 from ooco_gym.policy.decisions import RETAIN, hook
 from ooco_gym.policy.policy import Param, Policy, slots
-from ooco_gym.policy.retention import new_tokens, turn
+from ooco_gym.policy.retention import microseconds, new_tokens, turn
 from ooco_gym.sim.costs import steady
 from ooco_gym.sim.state import PARAMS as FIRST
 
@@ -25,7 +25,7 @@ def retain(view):
     params = view.state.params
     seconds = params[K.turn_s] * (min(turn(view), LAST_TURN) - 1)
     seconds -= params[K.token_s] * steady(math.log1p(new_tokens(view)))
-    return round(1e6 * seconds)
+    return microseconds(seconds)
 
 
 policy = Policy("turns", PARAMS, retain=retain)

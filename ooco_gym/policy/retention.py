@@ -4,8 +4,16 @@ import numpy as np
 
 from ooco_gym.compile import inlined
 from ooco_gym.sim.retention import FRESH, HINT, KNOWN, LONGEST_US, TURN
+from ooco_gym.sim.state import ASK
 
 FIRST_TO_GO = -LONGEST_US  # an answer below all others
+
+
+@inlined
+def microseconds(seconds):
+    """A rule's answer for a time; never ASK (-1), which would leave the answer to the loop's caller."""
+    answer = np.int64(round(1e6 * seconds))
+    return answer - (answer == ASK)
 
 
 @inlined

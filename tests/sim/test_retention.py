@@ -369,6 +369,15 @@ def test_a_rule_of_ones_own(tmp_path: Path) -> None:
     assert known["offline"] == own["offline"] and known["online"] == own["online"]
 
 
+def test_a_rule_that_would_ask_is_named(tmp_path: Path) -> None:
+    """A time of -1 microsecond is the loop's word for asking outside: `microseconds` avoids it."""
+    (tmp_path / "asks.py").write_text(OWN.replace("mine", "asks").replace("round(1e6", "int(-1 - 0"))
+    with pytest.raises(UserError, match="rule of retention=asks returned -1"):
+        simulate(scenario_of(retention=f"{tmp_path}/asks.py"), "vllm_fcfs")
+    near = simulate(scenario_of(retention="turns:turn_s=0.0,token_s=1e-7"), "vllm_fcfs").summary
+    assert near["online"]["finished"] > 0
+
+
 def test_a_rule_that_returns_no_number_is_named(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(OWN.replace("mine", "odd").replace("round(1e6", "int(1e30"))
     with pytest.raises(UserError, match="rule of retention=odd returned no number of microseconds"):
