@@ -260,7 +260,8 @@ def test_blocks_are_those_of_the_pool_restated(retention: str, groups: list[tupl
         check_pool(state, 0)
 
 
-ORDERS = ("ttl:ttl_s=2", "turns:turn_s=1,token_s=0.3", "offline_first", "s3fifo", "echo", "belady")
+ORDERS = ("ttl:ttl_s=2", "turns:turn_s=1,token_s=0.3", "offline_first", "by_type", "s3fifo", "echo",
+          "belady")
 
 
 @given(ROWS, st.sampled_from(ORDERS), st.sampled_from((2800, 6000)))
