@@ -260,11 +260,10 @@ def test_blocks_are_those_of_the_pool_restated(retention: str, groups: list[tupl
         check_pool(state, 0)
 
 
-ORDERS = ("ttl:ttl_s=2", "turns:turn_s=1,token_s=0.3", "offline_first", "by_type", "s3fifo", "echo",
-          "belady")
+RULES = ("ttl:ttl_s=2", "turns:turn_s=1,token_s=0.3", "offline_first", "by_type", "s3fifo", "echo", "belady")
 
 
-@given(ROWS, st.sampled_from(ORDERS), st.sampled_from((2800, 6000)))
+@given(ROWS, st.sampled_from(RULES), st.sampled_from((2800, 6000)))
 def test_memory_adds_up_and_no_token_changes(rows: list[Any], retention: str, kv_tokens: int) -> None:
     setup, trace = setup_of(retention, kv_tokens), shared_trace(rows)
     episode = Episode(setup, trace=trace)
