@@ -230,8 +230,10 @@ def _observe_output(state, slot):
     """Updates what policies may read of finished outputs: moving means, and what is known of the request's client."""
     observed, request = state.observed, state.requests[slot]
     if state.ended.shape[0] > 0:
-        _observe_client(state, state.client[slot], request.output_tokens)
-        _observe_client(state, state.ended.shape[0] - 2 + request.online, request.output_tokens)
+        own, every = np.int64(state.client[slot]), state.ended.shape[0] - 2 + request.online
+        _observe_client(state, every, request.output_tokens)
+        if own != every:  # a request of no client counts once
+            _observe_client(state, own, request.output_tokens)
     if request.online:
         observed.online_output_mean += MEAN_WEIGHT * (request.output_tokens - observed.online_output_mean)
         observed.online_seen += 1.0

@@ -342,7 +342,7 @@ class Config(Record):
     retention: int  # which free block is taken first (`sim.retention`)
     pinned_ps: int  # time that `ttl` holds blocks
     retain_wrong: int  # answers of that rule that are no number of microseconds
-    retain_rule: int  # address of the rule for `retain` while compiled code runs, else 0 (`sim.retention.ruled`)
+    retain_rule: int  # address of the rule for `retain` while compiled code runs, else 0 (`sim.loop.run`)
     waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY
     swap_overlap: int
     safepoint_layers: int  # layers between safepoints of an iteration of only offline work; 0: none

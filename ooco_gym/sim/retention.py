@@ -22,7 +22,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
-from ooco_gym.workload.context_names import ContextNames
+from ooco_gym.workload.context_names import ContextNames, name_counts, walk
 from ooco_gym.workload.keyed import keyed_generator
 
 LRU, TTL, S3FIFO, TASK, RULED, BELADY = range(6)  # values of `Policy.keeps`
@@ -160,12 +160,7 @@ def retained_size(retention: int, trace: Trace, names: ContextNames | None, plac
         return KNOWN * len(trace)
     if retention != BELADY or names is None:
         return 0
-    return 2 * len(np.unique(names.values)) + int(_name_counts(trace, names).sum())
-
-
-def _name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
-    """Number of names of each request's prompt, int64[n]."""
-    return -(-np.minimum(trace.prompt_tokens, names.tokens) // trace.block_tokens)
+    return 2 * len(np.unique(names.values)) + int(name_counts(trace, names).sum())
 
 
 def history(trace: Trace, names: ContextNames | None, hint_error: float | None, seed: int) -> np.ndarray:
@@ -179,19 +174,14 @@ def history(trace: Trace, names: ContextNames | None, hint_error: float | None, 
     next_of = np.full(len(trace), -1)
     turn, fresh = np.ones(len(trace), np.int64), trace.prompt_tokens.astype(np.int64)
     if names is not None:
-        known, ends = set[int](), dict[int, int]()
-        for slot, count in enumerate(_name_counts(trace, names).tolist()):
-            own = names.values[names.first[slot] : names.first[slot] + count].tolist()
+        known = set[int]()
+        for slot, (own, before) in enumerate(walk(trace, names)):
             found = sum(name in known for name in own)  # the known names come first
-            before = [name for name in own if name in ends]
             turn[slot] += len(before)
             if before:
-                next_of[ends[before[-1]]] = slot
+                next_of[before[-1]] = slot
             fresh[slot] = max(0, fresh[slot] - found * trace.block_tokens)
             known.update(own)
-            whole = int(trace.prompt_tokens[slot]) // trace.block_tokens
-            if 0 < whole <= count:
-                ends[own[whole - 1]] = slot
     hint = np.full(len(trace), -1)
     if hint_error is not None:
         wrong = keyed_generator(seed, "hints").random(len(trace)) < hint_error
@@ -203,7 +193,7 @@ def next_uses(trace: Trace, names: ContextNames, ids: np.ndarray) -> np.ndarray:
     """Returns State.retained for `belady` (`_next_use`), from the dense number of each of
     `names.values`."""
     n, distinct = len(trace), int(ids.max(initial=-1)) + 1
-    counts = _name_counts(trace, names)
+    counts = name_counts(trace, names)
     slots = np.repeat(np.arange(n), counts)
     inside = np.arange(len(slots)) - np.repeat(np.cumsum(counts) - counts, counts)
     own = ids[names.first[slots] + inside]

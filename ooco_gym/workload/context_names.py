@@ -8,6 +8,7 @@ turn's prompt.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,23 @@ def grows_note(trace: Trace) -> tuple[str, ...]:
         return ()
     return (f"the trace has sessions and no prefix hashes: {holds.sum():,} turns that are at least as long as the "
             "previous turn and its answer are assumed to begin with both, which a prefix cache then finds",)
+
+
+def name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
+    """Returns the number of names of each prompt, int64[n]."""
+    return -(-np.minimum(trace.prompt_tokens, names.tokens) // trace.block_tokens)
+
+
+def walk(trace: Trace, names: ContextNames, common: Set[int] = frozenset()) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields for each request the names of its prompt, and the earlier requests whose whole prompts it begins with,
+    shortest first. Prompts that end in one of the `common` names are begun with by none."""
+    ends: dict[int, int] = {}
+    for slot, count in enumerate(name_counts(trace, names).tolist()):
+        own = names.values[names.first[slot] : names.first[slot] + count].tolist()
+        yield own, [ends[name] for name in own if name in ends]
+        whole = int(trace.prompt_tokens[slot]) // trace.block_tokens
+        if 0 < whole <= count and own[whole - 1] not in common:
+            ends[own[whole - 1]] = slot
 
 
 def next_turns(trace: Trace) -> np.ndarray:

@@ -116,8 +116,8 @@ def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[
         session, *parent = table.sessions(there["session"], *([form.parent] * (form.parent in table.columns)))
         read["session"] = _roots(session, *parent) if parent else session
     if "client" in there:  # numbered: a log's keys of clients may be text, or larger than 32 bits
-        _, place = np.unique(named := table.sessions(there["client"])[0], return_inverse=True)
-        read["client"] = np.where(named < 0, -1, place)
+        named = table.sessions(there["client"])[0]
+        read["client"] = np.where(named < 0, -1, np.searchsorted(np.unique(named[named >= 0]), named))
     for name in SECONDS:
         if name in there:
             read[name] = _seconds(table, there[name], "a number of seconds > 0, or nothing for its class's "

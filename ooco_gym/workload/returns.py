@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.workload.context_names import ContextNames, context_names
+from ooco_gym.workload.context_names import ContextNames, context_names, walk
 from ooco_gym.workload.trace import Trace
 
 TURNS = 5  # turns with a probability and a time of their own
@@ -48,16 +48,10 @@ def fit_returns(trace: Trace) -> dict[str, Any] | None:
 
 def _chains(trace: Trace, names: ContextNames) -> tuple[np.ndarray, np.ndarray]:
     """Returns each request's turn, from 1, and the request that follows it, or -1."""
-    turn, following, ends = np.ones(len(trace), np.int64), np.full(len(trace), -1), dict[int, int]()
+    turn, following = np.ones(len(trace), np.int64), np.full(len(trace), -1)
     named, times = np.unique(names.values, return_counts=True)
     common = set(named[times > max(40, COMMON_SHARE * len(trace))].tolist())
-    for slot in range(len(trace)):
-        count = -(-min(int(trace.prompt_tokens[slot]), int(names.tokens[slot])) // trace.block_tokens)
-        own = names.values[names.first[slot] : names.first[slot] + count].tolist()
-        before = next((ends[name] for name in reversed(own) if name in ends), -1)
-        if before >= 0:
-            turn[slot], following[before] = turn[before] + 1, slot
-        whole = int(trace.prompt_tokens[slot]) // trace.block_tokens
-        if 0 < whole <= count and own[whole - 1] not in common:
-            ends[own[whole - 1]] = slot
+    for slot, (_, before) in enumerate(walk(trace, names, common)):
+        if before:
+            turn[slot], following[before[-1]] = turn[before[-1]] + 1, slot
     return turn, following

@@ -17,6 +17,7 @@ ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz", ".xz")  # of trace file
 HOW = ("format", "columns", "time_unit", "time_scale", "block_tokens", "only", "distinct", "at_once")  # to read a file
 NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
+MOST_CLIENTS = 100_000  # the simulator keeps a row for each number up to the largest
 MOST_CLASSES = 16  # named ones, besides these two
 SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own SLOs and deadline
 Hashes = tuple[np.ndarray, np.ndarray]
@@ -50,8 +51,8 @@ COLUMNS = {
                     "a number of seconds >= 0, or NaN where it is not known"),
     "session": Rule(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none",
                     NO_SESSION),
-    "client": Rule(np.int32, lambda x: _whole(x) & (x >= NO_SESSION) & (x <= MAX_TOKENS),
-                   "a whole number >= 0, or -1 for none", NO_SESSION),
+    "client": Rule(np.int32, lambda x: _whole(x) & (x >= NO_SESSION) & (x < MOST_CLIENTS),
+                   f"a whole number from 0 to {MOST_CLIENTS - 1:,}, or -1 for none", NO_SESSION),
     "class_id": Rule(np.int8, lambda x: _whole(x) & (x >= 0) & (x < 128), "a place in class_names")}
 
 
@@ -68,7 +69,7 @@ class Trace:
         ttft_slo_s: float64[n] seconds > 0, or None; NaN: the scenario's SLO.
         tpot_slo_s: float64[n] seconds > 0, or None; NaN: the scenario's SLO.
         session: int64[n] or None; requests of one conversation share a number >= 0; -1: none.
-        client: int32[n] or None; requests of one client, or of one batch job, share a number >= 0; -1: none.
+        client: int32[n] or None; requests of a client, or of a batch job, share a number below MOST_CLIENTS; -1: none.
         deadline_s: float64[n] seconds > 0 from arrival to finish of offline requests, or None; NaN:
             none.
         think_s: float64[n] seconds >= 0 from the end of the session's previous turn to this

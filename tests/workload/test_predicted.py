@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -223,5 +224,20 @@ def test_a_client_is_predicted_by_what_has_ended_of_it() -> None:
         medians.append(median(np.flatnonzero(client == row)[-1]))
         assert medians[-1] == pytest.approx(np.exp(mean), rel=1e-6)
     assert 1.5 * medians[0] < medians[1]
+    assert np.allclose(run.state.ended[-2][:2], [every.size, every.mean()])
     with pytest.raises(UserError, match="no request names one"):
         Simulation(Scenario(**{**MIXED, "lengths": "client"}), "deadline")
+
+
+def test_a_request_of_no_client_counts_once(tmp_path: Path) -> None:
+    rows = "arrival_s,prompt_tokens,output_tokens,class,client\n" + "".join(
+        f"{0.5 * i},100,{10 + 5 * i},offline,{'a' if i % 2 else ''}\n" for i in range(8))
+    (tmp_path / "some.csv").write_text(rows)
+    run = Simulation(Scenario(cluster="mixed_7b", workload={"path": str(tmp_path / "some.csv")}, slo="chat",
+                              rate_scale=1.0, lengths="client", drain_s=60.0), "vllm_fcfs")
+    run.advance()
+    done = run.state.requests["status"] == s.FINISHED
+    assert run.state.ended[[0, -2], 0].tolist() == [done[1::2].sum(), done.sum()], "of the one client, and of all"
+    assert done.sum() > 5
+    with pytest.raises(UserError, match="a whole number from 0 to 99,999, or -1 for none"):
+        Trace(np.zeros(1), np.ones(1), np.ones(1), client=np.array([2_000_000_000]))
