@@ -155,7 +155,7 @@ LEVEL = (
 )
 RETAINED = (
     PRESENT,
-    _signed("level", "s", 1_000.0, "seconds that the request's blocks stay longer than their last use says; -1: first "
+    _signed("level", "s", 500.0, "seconds that the request's blocks stay longer than their last use says; -1: first "
                                    "to go"),
     _share("online", 1.0, "1 if the request is online"),
     _log("turn", "turns", 40, "its turn: one more than the number of earlier prompts that its prompt begins with"),

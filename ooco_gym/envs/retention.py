@@ -25,7 +25,7 @@ from ooco_gym.sim.retention import WORTH
 from ooco_gym.sim.state import PS_PER_S, RETAIN
 
 COLUMN = columns(RETAINED)
-LEVELS_S = (-1e6, 0.0, 30.0, 100.0, 300.0, 1000.0)  # the first is below all others: first to go
+LEVELS_S = (-1e6, -300.0, -100.0, 0.0, 100.0, 300.0)  # the first is below all others: first to go
 _TURNS, _HOUR = 1.0 / math.log1p(40.0), 1.0 / math.log1p(3_600.0)
 
 
@@ -37,12 +37,11 @@ def offer_levels(state, buffers, i):
     seconds, nearest = base_pick(state, buffers, i) / 1e6, 0
     oldest = (state.clock.now_ps - heap[1, WORTH]) / PS_PER_S if heap[0, WORTH] > 0 else 0.0
     for k in range(buffers.levels.shape[1]):
-        if abs(buffers.levels[0, k] - seconds) < abs(buffers.levels[0, nearest] - seconds):
-            nearest = k
+        nearest = k if abs(buffers.levels[0, k] - seconds) < abs(buffers.levels[0, nearest] - seconds) else nearest
     for k in range(buffers.levels.shape[1]):
         out = buffers.candidates[i, k]
         out[COLUMN.present] = 1.0
-        out[COLUMN.level] = max(-1.0, buffers.levels[0, k] / 1_000.0)
+        out[COLUMN.level] = max(-1.0, buffers.levels[0, k] / 500.0)
         out[COLUMN.online] = request.online
         out[COLUMN.turn] = log_scale(turn(view), _TURNS)
         out[COLUMN.tokens] = log_scale(length(state, view.request), SHORT)
@@ -103,7 +102,7 @@ class RetentionEnv(DecisionEnv):
 
     ## Action Space
     `Discrete(2 + K)`: 0 is never legal, 1 is the base policy's answer, `2 + k` takes level k:
-    first to go, 0 s (as LRU), 30, 100, 300 or 1,000 s longer.
+    first to go, 300 or 100 s less, 0 s (as LRU), 100 or 300 s longer.
 
     ## Candidates
     The levels, ascending, each with the same features of the request and of the cache.
