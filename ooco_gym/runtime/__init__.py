@@ -1,9 +1,7 @@
-"""Runtime for serving engines: needs numpy, and onnxruntime for ONNX policies; neither torch nor
-the simulator.
+"""Runtime for serving engines: needs numpy, and onnxruntime for ONNX policies; neither torch nor the simulator.
 
-`Policy.load(folder).decide(observation, mask)` returns a trained network's action (`bundle`);
-`features` has the tables of its inputs. The scheduler inside vLLM, which runs the simulator's
-rules, is in `ooco_gym.vllm`.
+`Policy.load(folder).decide(observation, mask)` returns a trained network's action (`bundle`); `features` has the tables
+of its inputs. The scheduler inside vLLM, which runs the simulator's rules, is in `ooco_gym.vllm`.
 """
 
 from ooco_gym.runtime.bundle import ParameterPolicy, Policy

@@ -1,9 +1,7 @@
-"""Latency models of an engine's iterations: fitted to a measurement of the engine, or learned while
-it serves.
+"""Latency models of an engine's iterations: fitted to a measurement of the engine, or learned while it serves.
 
-`Fitted` evaluates the `latency.json` beside a chip, which `ooco-gym calibrate chain` fits to
-`ooco-gym calibrate measure` (docs/calibration.md). `Learned` starts from a prior and updates it
-with observed iterations.
+`Fitted` evaluates the `latency.json` beside a chip, which `ooco-gym calibrate chain` fits to `ooco-gym calibrate
+measure` (docs/calibration.md). `Learned` starts from a prior and updates it with observed iterations.
 """
 
 from __future__ import annotations

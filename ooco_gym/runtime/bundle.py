@@ -1,9 +1,8 @@
 """Runs an exported policy with numpy alone, or onnxruntime; without torch.
 
-`Policy.load(folder).decide(observation, mask)` returns the trained network's action. onnxruntime is
-imported only when an ONNX policy is loaded. A folder (bundle) holds `manifest.json`, which
-describes inputs and outputs, and the policy as `weights.npz`, `policy.onnx`, or both
-(docs/bundles.md).
+`Policy.load(folder).decide(observation, mask)` returns the trained network's action. onnxruntime is imported only when
+an ONNX policy is loaded. A folder (bundle) holds `manifest.json`, which describes inputs and outputs, and the policy as
+`weights.npz`, `policy.onnx`, or both (docs/bundles.md).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Writes a policy as a C11 file and a header, with no dependency but the C library, and a
-self-test.
+"""Writes a policy as a C11 file and a header, with no dependency but the C library, and a self-test.
 
-The arithmetic is that of `networks`: float32, layers of fixed size, which compilers vectorise, and
-a branch-free tanh within 2e-7 of the library's. Numbers are written as hexadecimal floats, which
-are exact. The C templates are in the folder `c`; words in @ are filled in here, @name@ with the
-policy's name.
+The arithmetic is that of `networks`: float32, layers of fixed size, which compilers vectorise, and a branch-free tanh
+within 2e-7 of the library's. Numbers are written as hexadecimal floats, which are exact. The C templates are in the
+folder `c`; words in @ are filled in here, @name@ with the policy's name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Our schedulers inside vLLM: `vllm serve MODEL --scheduler-cls
-ooco_gym.runtime.vllm.OocoScheduler` (docs/vllm.md).
+"""Our schedulers inside vLLM: `vllm serve MODEL --scheduler-cls ooco_gym.runtime.vllm.OocoScheduler` (docs/vllm.md).
 
-They are imported on first use, because the rest of the package needs neither vLLM nor the
-simulator.
+They are imported on first use, because the rest of the package needs neither vLLM nor the simulator.
 """
 
 from importlib import import_module

@@ -1,8 +1,7 @@
 """Writes bundles: a policy in the requested forms, its reference vectors, and the manifest.
 
-`write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle`
-writes the files and manifest of any kind. `ooco-gym export` writes those of trained networks
-(`agents.policies.export`).
+`write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle` writes the files and
+manifest of any kind. `ooco-gym export` writes those of trained networks (`agents.policies.export`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """`admitter` in an engine: admits the waiting offline request with the lowest score first.
 
-See `baselines/admitter.py` for the method and docs/learned.md for the orders' results. This is
-separate code, because the prefix tree and blocks are the engine's, and thousands of waiting
-requests are described and looked up only if a score needs it. It lacks the order of a walk through
-the tree of prompts (`prefix`), learned weights, and affinity among instances. Ties between prefixes
-are broken by arrival, and the cache is as before the iteration. A test compares both.
+See `baselines/admitter.py` for the method and docs/learned.md for the orders' results. This is separate code, because
+the prefix tree and blocks are the engine's, and thousands of waiting requests are described and looked up only if a
+score needs it. It lacks the order of a walk through the tree of prompts (`prefix`), learned weights, and affinity among
+instances. Ties between prefixes are broken by arrival, and the cache is as before the iteration. A test compares both.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Guards a rule inside vLLM: checks its plan for each iteration before it is applied, and counts
-what it does.
+"""Guards a rule inside vLLM: checks its plan for each iteration before it is applied, and counts what it does.
 
-A rule never stops the server. If it raises, returns an invalid plan or stalls, vLLM schedules that
-iteration. After `MOST_IN_A_ROW` failures the rule is suspended for `REST_S`. A learned policy
-(`Adjuster`) sets the rule's parameters at intervals.
+A rule never stops the server. If it raises, returns an invalid plan or stalls, vLLM schedules that iteration. After
+`MOST_IN_A_ROW` failures the rule is suspended for `REST_S`. A learned policy (`Adjuster`) sets the rule's parameters at
+intervals.
 
-If `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` includes the
-counters; else `metrics_port` serves them. They are also logged every minute.
+If `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` includes the counters; else
+`metrics_port` serves them. They are also logged every minute.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The scheduler classes for vLLM, and all use of its private interface.
 
-`OocoScheduler` lets a rule compose each iteration, which vLLM's own `schedule()` then carries out.
-The rule's victims are preempted first. Requests outside of the plan are held back by
-`_reserve_prefill_lookahead`, through which vLLM limits each request's tokens, and waiting requests
-are shown in the plan's order (`Waiting`). So blocks, prefix caching, outputs and asynchronous
-bookkeeping stay vLLM's, and an iteration without a plan is vLLM's own. `TOUCHED` lists what is used
-of vLLM; tests/oracle/test_in_vllm.py compares it with the installed release.
+`OocoScheduler` lets a rule compose each iteration, which vLLM's own `schedule()` then carries out. The rule's victims
+are preempted first. Requests outside of the plan are held back by `_reserve_prefill_lookahead`, through which vLLM
+limits each request's tokens, and waiting requests are shown in the plan's order (`Waiting`). So blocks, prefix caching,
+outputs and asynchronous bookkeeping stay vLLM's, and an iteration without a plan is vLLM's own. `TOUCHED` lists what is
+used of vLLM; tests/oracle/test_in_vllm.py compares it with the installed release.
 """
 
 # pyright: reportMissingImports=false
@@ -19,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import vllm
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -33,20 +33,22 @@ from ooco_gym.runtime.beliefs import Sums
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm.admitter import pieces_of
 from ooco_gym.vllm.deciding import LOG, Decider, InFlight
-from ooco_gym.vllm.settings import Class, Settings, read_settings
+from ooco_gym.vllm.settings import OFFLINE_FIRST, Class, Settings, read_settings
 
 TESTED = ("0.32.0", "0.33.0")
 """Tested releases of vLLM."""
 TOUCHED = {
     "Scheduler": ("schedule", "update_from_output", "add_request", "_reserve_prefill_lookahead", "_preempt_request",
-                  "_handle_blocked_waiting_request", "_is_blocked_waiting_status", "get_num_unfinished_requests"),
+                  "_handle_blocked_waiting_request", "_is_blocked_waiting_status", "get_num_unfinished_requests",
+                  "_free_request_blocks"),
+    "FreeKVCacheBlockQueue": ("popleft_n", "remove", "append_n", "get_all_free_blocks"),
     "instance": ("running", "waiting", "kv_holding_waiting", "requests", "policy", "kv_cache_manager", "connector",
                  "max_num_scheduled_tokens", "max_num_active_reqs", "prev_step_scheduled_req_ids", "deferred_waiting",
                  "need_mamba_block_aligned_split", "is_encoder_decoder", "_pause_state", "kv_cache_config",
                  "block_size", "scheduler_config", "cache_config", "vllm_config"),
     "Request": ("request_id", "priority", "arrival_time", "status", "num_tokens", "num_output_tokens",
                 "num_computed_tokens", "num_prompt_tokens", "max_tokens", "num_output_placeholders",
-                "num_stale_output_tokens", "sampling_params", "block_hashes", "is_prefill_chunk"),
+                "num_stale_output_tokens", "sampling_params", "block_hashes", "is_prefill_chunk", "is_finished"),
     "RequestStatus": ("WAITING", "PREEMPTED"),
 }
 _SETTINGS_EVERY_S = 1.0
@@ -150,6 +152,40 @@ class Waiting(RequestQueue):
         return iter(sorted((request for line in self.lines.values() for request in line), key=self._key))
 
 
+class FreeBlocks(FreeKVCacheBlockQueue):
+    """vLLM's queue of free blocks, in which finished offline requests' content may give way before all other.
+
+    Attributes:
+        offline: whether blocks that are freed now are a finished offline request's, and go before all other content.
+    """
+
+    def __init__(self, queue: FreeKVCacheBlockQueue) -> None:
+        super().__init__(queue.get_all_free_blocks())
+        self.offline, self._others = False, self.fake_free_list_tail  # the first other content, or the end
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """Takes the first `n` blocks."""
+        taken = super().popleft_n(n)
+        if self._others.prev_free_block is None:  # it was taken, and so was all before it
+            self._others = self.fake_free_list_head.next_free_block
+        return taken
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Takes a block whose content is used again."""
+        if block is self._others:
+            self._others = block.next_free_block
+        super().remove(block)
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Frees blocks with content, the first to give way first."""
+        end, first = self.fake_free_list_tail, self._others
+        self.fake_free_list_tail = first if self.offline else end
+        super().append_n(blocks)
+        self.fake_free_list_tail = end
+        if blocks and first is end and not self.offline:
+            self._others = blocks[0]
+
+
 class RequestInfo:
     """Class, SLO and first token of a request, attached to vLLM's request (`request.ooco`)."""
 
@@ -184,7 +220,8 @@ class OocoScheduler(Scheduler):
         check_version(vllm.__version__, settings.any_version)  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__(*args, **kwargs)
         self._ooco_refuse()
-        self.waiting = Waiting(self.policy)
+        self.waiting, pool = Waiting(self.policy), self.kv_cache_manager.block_pool
+        pool.free_block_queue = self._ooco_free = FreeBlocks(pool.free_block_queue)
         self.ooco = Decider(settings)
         self._ooco_caps: dict[str, int] | None = None
         self._ooco_stamp, self._ooco_read_s = version_of(self._ooco_file or ""), 0.0
@@ -232,6 +269,13 @@ class OocoScheduler(Scheduler):
                     self.ooco.learned.missed(now)
         self.ooco.watch.log(now)
         return outputs
+
+    def _free_request_blocks(self, request: EngineRequest) -> None:
+        """Frees the blocks of a request that ends, or is preempted and comes back for them."""
+        first = self.ooco.settings.retention == OFFLINE_FIRST and request.is_finished() and not request.ooco.online
+        self._ooco_free.offline = first
+        super()._free_request_blocks(request)
+        self._ooco_free.offline = False
 
     def _reserve_prefill_lookahead(self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Returns the most tokens a request may have: vLLM's limit, or fewer by the plan."""

@@ -1,6 +1,6 @@
 """Settings of the scheduler inside vLLM: one YAML, or environment variables.
 
-`$OOCO_GYM_VLLM` names the YAML; `$OOCO_GYM_VLLM_RULE`, `_BUNDLE`, `_BELIEF`, `_TTFT_S`, `_TPOT_S`,
+`$OOCO_GYM_VLLM` names the YAML; `$OOCO_GYM_VLLM_RULE`, `_BUNDLE`, `_BELIEF`, `_RETENTION`, `_TTFT_S`, `_TPOT_S`,
 `_METRICS_PORT`, `_METRICS_ADDRESS`, `_SHADOW` and `_ANY_VERSION` override single keys. A changed
 file is read again while the server runs: `rule: vllm` switches back to vLLM's own schedule.
 """
@@ -20,9 +20,10 @@ from ooco_gym.vllm.rules import RULES, make_rule
 
 PREFIX = "OOCO_GYM_VLLM"
 STOCK, LEARNED = "vllm", "learned"
+RETENTIONS = LRU, OFFLINE_FIRST = "lru", "offline_first"  # of baselines/retention
 THIS_MACHINE = "127.0.0.1"  # reachable from this machine only
 LONGEST_S = {"ttft_s": 120.0, "tpot_s": 5.0}  # longest plausible SLO; beyond it milliseconds are suspected
-_TEXTS, _NUMBERS = ("rule", "bundle", "belief", "metrics_address"), ("ttft_s", "tpot_s", "metrics_port")
+_TEXTS, _NUMBERS = ("rule", "bundle", "belief", "retention", "metrics_address"), ("ttft_s", "tpot_s", "metrics_port")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -51,6 +52,7 @@ class Settings:
     classes: tuple[Class, ...] = (Class("online", 0, 2.0, 0.05), Class("offline", 1))  # in the order of priorities
     field: str | None = None
     belief: str = LEARNED
+    retention: str = LRU
     prior: Mapping[str, Any] | None = None
     violation_budget: float = 0.03
     shadow: bool = False
@@ -112,6 +114,7 @@ def parse_settings(values: Mapping[str, Any], where: str = "settings",
              f"chip and model from which belief '{LEARNED}' begins, such as {{chip: h100, model: llama_3_1_8b}}"),
             ("violation_budget", is_number(settings.violation_budget) and settings.violation_budget > 0,
              "a number above 0"),
+            ("retention", settings.retention in RETENTIONS, " or ".join(RETENTIONS)),
             ("shadow", isinstance(settings.shadow, bool), "true or false"),
             ("any_version", isinstance(settings.any_version, bool), "true or false"),
             ("metrics_port", port is None or (is_whole(port) and 0 <= port < 65536), "a port, or null"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
 from tests.oracle.cases import Case
 from tests.oracle.scripts.oracle_driver.iterations import SHARED, Steps
+from tests.sim.pool_checks import content
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ENVIRONMENT = {"OMP_NUM_THREADS": 1, "VLLM_CPU_KVCACHE_SPACE": 1, "VLLM_LOGGING_LEVEL": "ERROR",
@@ -138,12 +140,12 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
                               "max_num_batched_tokens": case.max_num_batched_tokens, "reserved_blocks": 1,
                               "max_num_seqs": case.max_num_seqs, "engine_version": case.engine_version,
                               "watermark": case.watermark}
-    policy = get_policy(case.policy).with_values(values)
+    policy = replace(get_policy(case.policy).with_values(values), kept_by=get_policy(case.retention, group="retention"))
     machine = Machine("mixed", Deployment(load_chip(CHIP), load_model(MODEL), timing=TIMING,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
     longest = float(case.trace.output_tokens.max()) if len(case.trace) else 1.0
     rules = SimConfig(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1,
-                      64.0, engine_clock=EngineClock(async_scheduling=case.asynchronous))
+                      64.0, engine_clock=EngineClock(async_scheduling=case.asynchronous), retention=policy.retention)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
                         settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     if tables is not None:
@@ -158,9 +160,8 @@ def simulate(case: Case, tables: dict[str, Any] | None = None) -> dict[str, np.n
     times, composed = _play(state, rules)
     for (start_ps, end_ps), (given, preempted) in zip(times, composed, strict=True):
         steps.add(start_ps, end_ps, given, preempted)
-    return {**steps.arrays(), "first_token_ps": requests["first_token_ps"].copy(),
-            "finish_ps": requests["finish_ps"].copy(), "cached_tokens": requests["cached_tokens"].copy(),
-            "preemptions": requests["evictions"].copy()}
+    found = {key: requests[key].copy() for key in ("first_token_ps", "finish_ps", "cached_tokens", "evictions")}
+    return {**steps.arrays(), **found, "preemptions": found["evictions"], "kept": content(state, 0, case.trace)}
 
 
 Composed = tuple[dict[int, int], list[int]]

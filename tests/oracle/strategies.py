@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from ooco_gym.vllm.settings import RETENTIONS
 from ooco_gym.workload import Trace
 from tests.oracle.cases import HASH_TOKENS, POLICIES, Case
 
@@ -58,4 +59,4 @@ def cases(draw: st.DrawFn, caching: bool) -> Case:
     return Case(trace, draw(st.sampled_from(tuple(POLICIES))),
                 kv_blocks=longest + 1 + draw(st.sampled_from((0, 1, 3, 20, 100, 1000))),
                 max_num_seqs=min(tokens, draw(st.sampled_from((1, 2, 5, 16, 60)))), max_num_batched_tokens=tokens,
-                prefix_caching=caching)
+                prefix_caching=caching, retention=draw(st.sampled_from(RETENTIONS)) if caching else "lru")

@@ -65,7 +65,7 @@ def test_what_looks_like_a_slip_is_a_warning(classes: dict[str, Any], said: list
     ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one with SLOs"),
     ({"classes": {"a": {"priority": 0, "ttft_s": 1}}}, "ttft_s 1 and tpot_s None"),
     ({"classes": []}, "expected a mapping"), ({"violation_budget": 0}, "above 0"),
-    ({"shadow": "maybe"}, "true or false"),
+    ({"shadow": "maybe"}, "true or false"), ({"retention": "ttl"}, "retention is 'ttl'; expected lru or offline_first"),
     ({"bundle": "/nowhere"}, "folder of an exported policy"), ({"metrics_port": 99_999}, "expected a port"),
     ({"metrics_address": ""}, "expected the address of an interface"), ({"metrics_port": float("nan")}, "a port"),
 ])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
+from ooco_gym.sim.blocks import key_of
 from ooco_gym.sim.retention import HEAPED, HELD, NUMBER, PINNED, RULED, TTL, WORTH
+from ooco_gym.workload import Trace
 
 
 def table_of(state: s.State, instance: int, slot: int) -> list[int]:
@@ -62,6 +65,23 @@ def heaped(state: s.State, instance: int) -> np.ndarray:
 def free_queue(state: s.State, instance: int) -> list[int]:
     """The blocks that may be taken, in the order in which they would be."""
     return queued(state, instance).tolist()
+
+
+@jit(types.int64(types.int64, types.int64, types.int64))
+def key_at(handle: int, slot: int, block: int) -> int:
+    """Key of a request's full block."""
+    return key_of(s.state_at(handle), slot, block)
+
+
+def content(state: s.State, instance: int, trace: Trace) -> np.ndarray:
+    """What free blocks hold, first to give way first: the first request with that block, and its number; int64[n, 2].
+    """
+    names, handle, keys = {}, s.handle_of(state), state.blocks["key"]
+    for slot, tokens in enumerate((trace.prompt_tokens + trace.output_tokens).tolist() if keys.size else ()):
+        for block in range(tokens // state.config.block_tokens):
+            names.setdefault(int(key_at(handle.address, slot, block)), (slot, block))
+    order = keys[instance, free_queue(state, instance)].tolist() if keys.size else []
+    return np.array([names[key] for key in order if key], np.int64).reshape(-1, 2)
 
 
 def indexed(state: s.State, instance: int) -> np.ndarray:

@@ -23,7 +23,6 @@ from ooco_gym.sim.blocks import (
     cache_full_blocks,
     find_longest_cache_hit,
     free_table,
-    key_of,
     new_table,
     touch,
     unpin,
@@ -33,7 +32,7 @@ from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import context_names
 from tests.sim.harness import Episode, Setup, differences
 from tests.sim.mixed_invariants import check_memory, check_mixed
-from tests.sim.pool_checks import check_pool, free_queue
+from tests.sim.pool_checks import check_pool, free_queue, key_at
 from tests.sim.test_blocks import MIXED, ROWS, shared_trace
 
 ORDERS = st.sampled_from(("lru", "ttl:ttl_s=100", "turns:turn_s=100", "turns:turn_s=0,token_s=30",
@@ -203,11 +202,6 @@ def act(handle, what, slot, now_ps, rule):
     spec.free_blocks -= idle + full + 1 - found
     request.cached_tokens = max(request.cached_tokens, found * SIZE)
     return np.int64(found)
-
-
-@jit(types.int64(types.int64, types.int64, types.int64))
-def key_at(handle, slot, block):
-    return key_of(s.state_at(handle), slot, block)
 
 
 def setup_of(retention: str, kv_tokens: int = 4800, **values: Any) -> Setup:

@@ -167,7 +167,7 @@ def touched(order: dict[str, Any]) -> dict[str, Any]:
 
     scheduler, request = made_scheduler(order), made_requests(order)[0]
     holders = {"Scheduler": ours.Scheduler, "instance": scheduler, "Request": request,
-               "RequestStatus": ours.RequestStatus}
+               "RequestStatus": ours.RequestStatus, "FreeKVCacheBlockQueue": ours.FreeKVCacheBlockQueue}
     missing = [f"{name}.{one}" for name, names in ours.TOUCHED.items() for one in names
                if not hasattr(holders[name], one)]
     abstract = getattr(ours.Waiting, "__abstractmethods__", ())

@@ -1,8 +1,7 @@
 """Prints what composing takes beside vLLM's own schedule, and what it takes to see an engine.
 
-`PYTHONPATH=.:tests/oracle/scripts PYTHON_WITH_VLLM -m in_vllm.timing [RULE]`: microseconds of processor time, JSON.
-130 requests decode and 300 wait in two schedulers, vLLM's own and ours, which make the same batches step by step in
-turn.
+`PYTHONPATH=.:tests/oracle/scripts PYTHON_WITH_VLLM -m in_vllm.timing [RULE]`: microseconds of processor time, JSON. 130
+requests decode and 300 wait in two schedulers, vLLM's own and ours, which make the same batches step by step in turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's real V1 scheduler, driven without a model, in the engine's own Python: needs vLLM and NumPy, nothing of ours.
+"""vLLM's real V1 scheduler, driven without a model, in the engine's own Python: needs vLLM and NumPy; of ours only another `retention`.
 
 `iterations` needs NumPy alone; our side of the comparison imports it too.
 """

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import sys
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from vllm.config import (  # pyright: ignore[reportMissingImports]
 from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 from vllm.utils.hashing import sha256  # pyright: ignore[reportMissingImports]
 from vllm.v1.core.kv_cache_utils import (  # pyright: ignore[reportMissingImports]
+    get_block_hash,
     get_request_block_hasher,
     init_none_hash,
 )
@@ -82,6 +86,11 @@ class Factory:
         memory = KVCacheConfig(num_blocks=settings["num_blocks"], kv_cache_tensors=[],
                                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         kind = AsyncScheduler if settings["async"] else Scheduler
+        if settings.get("retention", "lru") != "lru":  # vLLM's own schedule, by our class
+            os.environ |= {"OOCO_GYM_VLLM_RULE": "vllm", "OOCO_GYM_VLLM_RETENTION": settings["retention"]}
+            sys.path.append(str(Path(__file__).parents[4]))
+            config.scheduler_config.async_scheduling = settings["async"]  # a CPU's platform switches it off
+            kind = import_module("ooco_gym.runtime.vllm").OocoScheduler
         return _made(kind, vllm_config=config, kv_cache_config=memory, block_size=size, log_stats=False,
                      structured_output_manager=StructuredOutputManager(config))
 
@@ -157,8 +166,9 @@ def play(scheduler: Any, clock: Clock, case: Mapping[str, np.ndarray], settings:
         settings: of the scheduler; `hash_tokens` tokens of a prompt share one hash.
 
     Returns:
-        `Steps.arrays()`, and of each request `first_token_ps`, `finish_ps`, `preemptions`, and `cached_tokens`: what
-        it found in memory when it was first admitted.
+        `Steps.arrays()`; `kept`, what free blocks hold in the end, first to give way first: the first request with that
+        block, and its number; and of each request `first_token_ps`, `finish_ps`, `preemptions`, and `cached_tokens`:
+        what it found in memory when it was first admitted.
 
     Raises:
         RuntimeError: nothing can be scheduled, and nothing is to come: a request fits nowhere.
@@ -178,7 +188,7 @@ class _Episode:
         self._arrived, self._now_ps, self._asynchronous = 0, 0, bool(settings["async"])
         self._queue: list[tuple[Any, set[str], int]] = []   # iterations not over: output, who gets a token, their end
         self._preempted: list[int] = []
-        self._steps = Steps()
+        self._steps, self._requests = Steps(), []
         n = len(self._case["arrival_ps"])
         self._first, self._finish, self._cached = [-1] * n, [-1] * n, [-1] * n
         self._preemptions = [0] * n
@@ -211,8 +221,9 @@ class _Episode:
 
     def _arrive(self) -> None:
         slot, case = self._arrived, self._case
-        self._scheduler.add_request(request(slot, self._prompts.tokens(slot), case["output_tokens"][slot],
-                                            case["priority"][slot], case["arrival_ps"][slot], self._block))
+        self._requests.append(request(slot, self._prompts.tokens(slot), case["output_tokens"][slot],
+                                      case["priority"][slot], case["arrival_ps"][slot], self._block))
+        self._scheduler.add_request(self._requests[-1])
         self._arrived += 1
 
     def _begin(self, output: Any) -> None:
@@ -253,6 +264,10 @@ class _Episode:
             self._finish[slot] = self._now_ps
 
     def arrays(self) -> dict[str, Any]:
-        return {**self._steps.arrays(), "first_token_ps": np.array(self._first, np.int64),
-                "finish_ps": np.array(self._finish, np.int64), "cached_tokens": np.array(self._cached, np.int32),
-                "preemptions": np.array(self._preemptions, np.int32)}
+        names = {name: (slot, i) for slot in range(len(self._requests) - 1, -1, -1)
+                 for i, name in enumerate(self._requests[slot].block_hashes)}
+        free = self._scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+        kept = [names[get_block_hash(one.block_hash)] for one in free if one.block_hash is not None]
+        return {**self._steps.arrays(), "kept": np.array(kept, np.int64).reshape(-1, 2),
+                "first_token_ps": np.array(self._first, np.int64), "finish_ps": np.array(self._finish, np.int64),
+                "cached_tokens": np.array(self._cached, np.int32), "preemptions": np.array(self._preemptions, np.int32)}
