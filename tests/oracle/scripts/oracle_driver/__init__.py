@@ -1,4 +1,4 @@
-"""vLLM's real V1 scheduler, driven without a model, in the engine's own Python: needs vLLM and NumPy; of ours only another `retention`.
+"""vLLM's real V1 scheduler, driven without a model, in the engine's own Python: needs vLLM and NumPy.
 
-`iterations` needs NumPy alone; our side of the comparison imports it too.
+Nothing of ours, but for another `retention`. `iterations` needs NumPy alone; our side of the comparison imports it too.
 """
