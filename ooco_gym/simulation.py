@@ -174,7 +174,7 @@ class Simulation:
         `whole` (as in `simulate`), an episode ends once all SLO violations are certain."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
-        if self.scenario.cluster.retention:
+        if self.scenario.cluster.retention and chosen.kept_by is None:
             chosen = replace(chosen, kept_by=policy_of(self.scenario.cluster.retention, "retention"))
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)

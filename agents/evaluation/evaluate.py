@@ -41,6 +41,7 @@ from ooco_gym.errors import UserError, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.peak import file_stamps
 from ooco_gym.policy import is_policy
+from ooco_gym.policy.registry import RETENTION
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import evaluated
 from ooco_gym.resources import load_yaml, names
@@ -121,8 +122,8 @@ def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequenc
 
     trained, started = [], []
     for one in entrants:
-        folders = [str(Path(policy).parent) if run is None else policy for run, policy in one.runs.items()] if (
-            one.learned) else []
+        folders = [str(Path(policy.removeprefix(RETENTION)).parent) if run is None else policy
+                   for run, policy in one.runs.items()] if one.learned else []
         if seen := met(*map(environment_of, folders)):
             trained.append(f"policy '{one.label}' was trained on windows of {listed(seen)}, so they are not held out "
                            "for it")
@@ -215,9 +216,10 @@ def depends_on(job: Job) -> Any:
     if str(job.env["id"]) not in ENVIRONMENTS or ".py" in repr(job) or function_of(job.policy) is not None:
         return None
     rules = [job.policy] * (job.run is None) + [str(job.env["base_policy"])] * ("base_policy" in job.env)
+    rules = [one for one in rules if is_policy(one) or one.startswith(RETENTION)]
     path = Path(job.policy)
     files = [] if job.run is None else sorted(one for one in (path if path.is_dir() else path.parent).iterdir())
-    return [*job[1:], file_stamps(job.env), [policy_identity(one) for one in rules if is_policy(one)],
+    return [*job[1:], file_stamps(job.env), [policy_identity(one) for one in rules],
             [hashlib.sha256(one.read_bytes()).hexdigest() for one in files if one.is_file()]]
 
 

@@ -23,15 +23,13 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs import entering, preemption_victim
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
-from ooco_gym.envs.episodes import RETENTION
 from ooco_gym.errors import FORMER, UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
-from ooco_gym.policy.registry import aliases
+from ooco_gym.policy.registry import RETENTION, aliases, policy_named
 from ooco_gym.sim import state as s
 from ooco_gym.sim.retention import LRU
 
-retention_of = partial(policy_of, group="retention")
 RANDOM, BASE, PACK = "random actions", "base_policy", "pack"
 TOKENS = 1  # column of a candidate request's context
 SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
@@ -151,7 +149,7 @@ def by_name(env: Any, name: str) -> Heuristic:
                             "the base policy (agents.evaluation.heuristics.as_base_policy)")
         return _published(name)
     if name.startswith(RETENTION) and s.RETAIN in kinds:
-        retention_of(name[len(RETENTION):])
+        policy_named(name)
         return _published(name)
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
@@ -200,8 +198,8 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
     if kinds == {s.INTERRUPT}:
         yield _always("stop", b.FIXED)
     if s.RETAIN in kinds:
-        rules = [name for name in resources.names("retention") if retention_of(name).keeps == LRU]
-        yield from (_published(RETENTION + name) for name in rules)
+        rules = map(RETENTION.__add__, resources.names("retention"))
+        yield from (_published(name) for name in rules if policy_named(name).keeps == LRU)
 
 
 def _always(name: str, action: Any) -> Heuristic:

@@ -22,6 +22,7 @@ from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.files import MOST_UNZIPPED, bounded_zip
 from ooco_gym.own_code import reading_back
+from ooco_gym.policy.registry import RETENTION
 
 POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
 CHECKPOINTS = "checkpoints"
@@ -142,8 +143,11 @@ def imitated(agent: Mapping[str, Any]) -> Any:
 def searched_policy(folder: str | Path) -> str | None:
     """The policy that a search left in a folder, by the name that commands take; None without one."""
     path = Path(folder)
-    there = all((path / name).is_file() for name in (SEARCHED_FILE, GENERATIONS_FILE))
-    return str(path / SEARCHED_FILE) if there else None
+    if not all((path / name).is_file() for name in (SEARCHED_FILE, GENERATIONS_FILE)):
+        return None
+    agent = mapping_or_empty(path / CONFIG_FILE).get("agent")
+    rule = isinstance(agent, dict) and str(agent.get("policy")).startswith(RETENTION)
+    return f"{RETENTION * rule}{path / SEARCHED_FILE}"
 
 
 def holds_run(folder: Path) -> bool:

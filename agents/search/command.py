@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 
 from agents.environments import make_env
-from agents.policies.runs import CONFIG_FILE, SEARCHED_FILE, clear
+from agents.policies.runs import CONFIG_FILE, SEARCHED_FILE, clear, searched_policy
 from agents.search.episodes import Search
 from agents.search.judging import SCORES, format_score
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
-from ooco_gym.policy import get_policy, spelling_of
+from ooco_gym.policy.registry import policy_named, spelling_of
 from ooco_gym.resources import load_yaml
 
 
@@ -77,7 +77,7 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
         agent["policy"] = base_policy if isinstance(base_policy, str) else spelling_of(base_policy)
     for key in ("policy", "reference"):
         if agent[key] is not None:
-            get_policy(str(agent[key]))
+            policy_named(str(agent[key]))
     return agent
 
 
@@ -136,7 +136,7 @@ def _summary(search: Search, resumed: bool, started: float) -> dict[str, Any]:
         for split, judge, outcome in zip(("training", "validation"), search.judges, outcomes, strict=True):
             found = judge.judged(outcome)
             rows[name][split] = {**vars(found), "feasible": found.excess <= 0.0}
-    values = search.space.candidate(memory.best).policy.values
+    values = search.space.candidate(memory.best).policy.searched.values
     simulated_s = search.training.population.simulated_s + search.validation.population.simulated_s
     return {
         "command": "train", "agent": agent["name"], "env": config["env"]["id"], "seed": search.seed,
@@ -174,4 +174,4 @@ def show(report: Mapping[str, Any], out: Path) -> None:
         print("nothing better was found: the default parameters are kept")
     if report["stopped_by"] in ("interrupt", "max_wall_s"):
         print(f"resume={out} continues the search")
-    print(f"policy: {out / SEARCHED_FILE}")
+    print(f"policy: {searched_policy(out)}")

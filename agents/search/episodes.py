@@ -37,7 +37,8 @@ from agents.search.space import space_of
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, signal_of
 from ooco_gym.files import atomic_write
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import Policy, get_policy, policy_of
+from ooco_gym.policy.registry import policy_named
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.report.terminal import Bar, progress
 from ooco_gym.study.population import Candidate, Population, Stopped
@@ -90,6 +91,7 @@ class Field:
                  seeds: Sequence[int], count: int, threads: int | None = None) -> None:
         conditions, configs = conditions or [{}], []
         with closing(make_env(env)) as made:
+            self._base_policy = policy_of(made.unwrapped.config.base_policy)
             for place, condition in enumerate(conditions):
                 changes = {key: value for key, value in condition.items() if key != "name"}
                 configs.append(under(made.unwrapped.config, changes, f"{where}[{place}]"))
@@ -106,7 +108,11 @@ class Field:
 
     def play(self, policies: Sequence[str], played: Callable[[], None] = lambda: None) -> np.ndarray:
         """Runs policies by name on all windows: OUTCOME[policies, windows]."""
-        return self.population.play([Candidate(get_policy(one)) for one in policies], played=played)
+        return self.population.play([Candidate(self.policy(one)) for one in policies], played=played)
+
+    def policy(self, name: str) -> Policy:
+        """A policy by name; after `retention=` the environment's base policy with this rule for its prefix cache."""
+        return policy_named(name, self._base_policy)
 
 
 class Search:
@@ -122,13 +128,13 @@ class Search:
     def __init__(self, config: Mapping[str, Any], out: Path, resumed: bool, started: float) -> None:
         agent = config["agent"]
         self.config, self.agent, self.out, self.seed = config, agent, out, int(config["seed"])
-        self.space = space_of(get_policy(agent["policy"]), agent)
-        self.numbers = len(self.space.names)
-        self.ships = np.zeros(self.numbers)
-        self.memory = read_memory(out, self.space.names) if resumed else Memory(None, self.ships)
         listed = agent["conditions"] or [{}]
         self.names = [_name_of(one) for one in listed]
         self.training, self.validation = self._fields(listed)
+        self.space = space_of(self.training.policy(agent["policy"]), agent)
+        self.numbers = len(self.space.names)
+        self.ships = np.zeros(self.numbers)
+        self.memory = read_memory(out, self.space.names) if resumed else Memory(None, self.ships)
         self.steps = rungs(int(agent["windows"]), int(agent["halving"]["first"]), float(agent["halving"]["keep"]),
                            len(self.names))
         self.stopped_by, self.signal = "", {}  # and by which signal
@@ -313,7 +319,8 @@ class Search:
     def run(self, log: Callable[[Search], None]) -> None:
         """Searches until the budget is used up, and keeps the best; `log` is called after each generation."""
         every = int(self.agent["validation"]["every"])
-        with progress(f"{self.agent['name']}: default {self.space.policy.name}", self.agent["generations"]) as bar:
+        text = f"{self.agent['name']}: default {self.space.policy.searched.name}"
+        with progress(text, self.agent["generations"]) as bar:
             self._bar = bar
             bar.advance(float(self.memory.generation))
             self.begin()
@@ -357,8 +364,8 @@ class Search:
         memory, total = self.memory, self.agent["generations"]
         assert memory.judged is not None
         best = format_score(self.agent["score"], memory.judged.score, self.agent["reference"] or "the default")
-        return (f"{self.space.policy.name}: generation {memory.generation + 1}" + (f" of {total}" if total else "")
-                + f", best so far {best}")
+        return (f"{self.space.policy.searched.name}: generation {memory.generation + 1}"
+                + (f" of {total}" if total else "") + f", best so far {best}")
 
     def write(self) -> bytes:
         """Writes the search's files; returns its memory, pickled."""
@@ -414,12 +421,12 @@ def read_memory(folder: Path, names: Sequence[str]) -> Memory:
 
 def write_policy(folder: Path, candidate: Candidate) -> None:
     """Writes a candidate as a policy's YAML, with its weights beside it."""
-    policy = candidate.policy
+    policy, group = candidate.policy.searched, "retention" if candidate.policy.kept_by else "policy"
     lines: dict[str, Any] = {"name": policy.name}
     if policy.file:  # a registered policy's name suffices
         path, colon, wanted = policy.file.partition(":")
         lines["file"] = os.path.relpath(path, folder) + colon + wanted
-    known = get_policy(policy.file or policy.name).values
+    known = get_policy(policy.file or policy.name, group=group).values
     lines |= {key: value for key, value in policy.values.items() if known.get(key) != value and key != "weights"}
     if candidate.weights is not None:
         assert policy.layout is not None

@@ -8,7 +8,7 @@ weight is the default plus `weight_scale` times its number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,9 +18,9 @@ from ooco_gym.errors import UserError, is_number, nearest, unknown
 from ooco_gym.policy import Param, Policy
 from ooco_gym.study.population import Candidate
 
-# Parameters that no search changes: the machine's abilities, and what policies fit or profile by themselves.
-FIXED = ("layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks", "engine_version",
-         "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")
+# Parameters that no search changes: the machine's and its clients', and what policies fit or profile by themselves.
+FIXED = ("hint_error", "layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks",
+         "engine_version", "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")
 _FROM_ONE = 100.0  # ranges of whole numbers whose ends are further apart than this factor begin at 1
 _DIGITS = 4  # significant digits of a searched number, so that results can be read and typed
 
@@ -114,7 +114,7 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
 
 def _around(param: Param, default: Any, spread: float) -> Range | None:
     """A range around the default; None if the number has no scale."""
-    if default == 0 and param.usual is not None:
+    if param.usual is not None and (default == 0 or param.low < 0):
         return _scaled(param, default, *param.usual)
     if default < 0 or (default == 0 and param.high > spread):
         return None  # such as -1 or 0 for "found by itself"
@@ -142,7 +142,8 @@ def _given(param: Param, default: Any, value: Any) -> Range:
 class Space:
     """A candidate's n numbers: parameters (`ranges`) first, then weights (`places` in `policy.weights`).
 
-    `names` are the parameters' and `row:column` of weights; `left` says why other parameters are not searched.
+    They are those of `policy.searched`. `names` are the parameters' and `row:column` of weights; `left` says why other
+    parameters are not searched.
     """
 
     policy: Policy
@@ -160,9 +161,11 @@ class Space:
 
     def candidate(self, numbers: np.ndarray) -> Candidate:
         """Returns the policy and weights of a vector float64[n]."""
+        searched = self.policy.searched
         values = {one.name: one.at(float(number)) for one, number in zip(self.ranges, numbers, strict=False)}
         changed = {one.name: values[one.name] for one in self.ranges if values[one.name] != one.default}
-        policy, weights = self.policy.with_values(changed) if changed else self.policy, self.policy.weights
+        mine = searched.with_values(changed) if changed else searched
+        policy, weights = mine if searched is self.policy else replace(self.policy, kept_by=mine), searched.weights
         if weights is not None and len(self.places):
             weights = weights.copy()
             weights[self.places] += self.weight_scale * numbers[len(self.ranges):]
@@ -176,11 +179,12 @@ def space_of(policy: Policy, settings: Mapping[str, Any]) -> Space:
     Raises:
         UserError: an unknown parameter or weight, or nothing to search.
     """
-    names, places = _weights_of(policy, settings)
-    ranges, left = ranges_of(policy, settings) if settings["params"] is not None or not places else ([], {})
+    searched = policy.searched
+    names, places = _weights_of(searched, settings)
+    ranges, left = ranges_of(searched, settings) if settings["params"] is not None or not places else ([], {})
     if not ranges and not places:
-        raise UserError(f"policy '{policy.name}' has no parameter to search; choose another policy, or name parameters "
-                        "in agent.params with a range in agent.space")
+        raise UserError(f"policy '{searched.name}' has no parameter to search; choose another policy, or name "
+                        "parameters in agent.params with a range in agent.space")
     return Space(policy, tuple(ranges), np.array(places, np.int64),
                  (*(one.name for one in ranges), *(names[place] for place in places)), left,
                  float(settings["weight_scale"]))

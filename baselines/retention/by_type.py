@@ -12,20 +12,20 @@ from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.state import PARAMS as FIRST
 
 CLIENTS = 4  # clients with a weight of their own, the first ones
-PARAMS = (Param("offline_s", "seconds of an offline request", -1e5, 1e5),
-          Param("first_s", "seconds of a first turn", -1e5, 1e5),
-          Param("turn_s", "seconds, times ln(turn)", -1e5, 1e5),
-          Param("new_s", "seconds, times ln(1 + new tokens of the prompt) - 7", -1e5, 1e5),
-          Param("tokens_s", "seconds, times ln(1 + tokens of prompt and answer) - 8", -1e5, 1e5),
-          *(Param(f"client{i}_s", f"seconds of client {i}", -1e5, 1e5) for i in range(CLIENTS)))
+SECONDS = (-1e5, 1e5, (), None, False, (-1000, 1000))  # bounds, and those of a search
+PARAMS = (Param("offline_s", "seconds of an offline request", *SECONDS),
+          Param("first_s", "seconds of a first turn", *SECONDS),
+          Param("turn_s", "seconds, times ln(turn)", *SECONDS),
+          Param("new_s", "seconds, times ln(1 + new tokens of the prompt) - 7", *SECONDS),
+          Param("tokens_s", "seconds, times ln(1 + tokens of prompt and answer) - 8", *SECONDS),
+          *(Param(f"client{i}_s", f"seconds of client {i}", *SECONDS) for i in range(CLIENTS)))
 K = slots(PARAMS, FIRST)
 
 
 @hook(RETAIN, flushes=True)
 def retain(view):
     """Returns the time of a request's blocks, in microseconds."""
-    state, who, its_turn = view.state, client(view), turn(view)
-    params = state.params
+    state, params, who, its_turn = view.state, view.state.params, client(view), turn(view)
     if not state.requests[view.request].online:
         return microseconds(params[K.offline_s])
     seconds = params[K.first_s] * (its_turn == 1) + params[K.turn_s] * steady(math.log(its_turn))

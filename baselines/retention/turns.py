@@ -1,8 +1,7 @@
 """By turn and new tokens: LRU on the time of last use + turn_s · min(turn - 1, 4) - token_s · ln(1 + new tokens). Ours.
 
-Turn and new tokens are those of the request that used the block last: turn - 1 is the number of
-earlier prompts that are a prefix of its prompt; new tokens are those after the longest prefix that
-it shares with an earlier prompt.
+Turn and new tokens are those of the request that used the block last: turn - 1 is the number of earlier prompts that
+are a prefix of its prompt; new tokens are those after the longest prefix that it shares with an earlier prompt.
 """
 
 import math
@@ -13,8 +12,9 @@ from ooco_gym.policy.retention import microseconds, new_tokens, turn
 from ooco_gym.sim.costs import steady
 from ooco_gym.sim.state import PARAMS as FIRST
 
-PARAMS = (Param("turn_s", "seconds for each turn of a conversation after the first, up to the fifth", -1e5, 1e5),
-          Param("token_s", "seconds less, times ln(1 + new tokens of the prompt)", -1e5, 1e5))
+PARAMS = (Param("turn_s", "seconds of each turn of a conversation after the first, up to the fifth", -1e5, 1e5,
+                usual=(0, 500)),
+          Param("token_s", "seconds less, times ln(1 + new tokens of a prompt)", -1e5, 1e5, usual=(-100, 100)))
 K = slots(PARAMS, FIRST)
 LAST_TURN = 5  # later turns get no larger bonus
 

@@ -25,6 +25,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
 from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.policy.registry import policy_named
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine
@@ -36,7 +37,6 @@ _INFO = slice(r.TERM, r.ELAPSED + 1)
 INFO_KEYS = (*(f"reward/{term}" for term in r.TERMS), "reward", "cost", *(f"cost_{slo}" for slo in r.COSTS),
              "elapsed_s")
 
-RETENTION = "retention="  # a rule by this and its name answers as a rule for the prefix cache
 
 
 class Episodes:
@@ -371,7 +371,7 @@ class Episodes:
         if not isinstance(name, str):
             raise UserError(f"rule_action({name!r}): expected a policy's name, such as 'ooco'; `env.rules` lists them")
         if name not in self._known_rules:
-            _policy_by(name)
+            policy_named(name)
             self._known_rules.add(name)
         if self.controls is not None or self.config.box:
             if name != spelling_of(self.config.base_policy):
@@ -384,12 +384,10 @@ class Episodes:
         """Returns a policy as the scenario of episode i prepares it."""
         rules, simulation = self._rules[i], self._simulation(i)
         if name not in rules:
-            policy = _policy_by(name)
-            if name.startswith(RETENTION):
-                policy = replace(simulation.policy, kept_by=policy)
-            elif name == spelling_of(self.config.base_policy):
+            policy = policy_named(name, simulation.policy)
+            if name == spelling_of(self.config.base_policy):
                 policy = simulation.policy
-            elif policy.prepare is not None:
+            elif policy.kept_by is None and policy.prepare is not None:
                 policy = prepared(policy, _policy_context(simulation))
             rules[name] = policy
         return rules[name]
@@ -430,11 +428,6 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
     names = " or ".join(decision.name for decision in decisions)
     raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' with base policy "
                     f"'{base_policy.name}': {why}; use for example {instead}")
-
-
-def _policy_by(name: str) -> Policy:
-    """Returns a policy by name, or after `retention=` a rule for the blocks of a prefix cache."""
-    return policy_of(name[len(RETENTION):], "retention") if name.startswith(RETENTION) else policy_of(name)
 
 
 def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: int) -> bool:

@@ -14,9 +14,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import NumbaError, types
 
 from ooco_gym.compile import address_of, jit
+from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import flush_all
 from ooco_gym.sim.state import View, rule_at, state_at
@@ -99,7 +100,13 @@ ask_outside = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(_ask_outside)
 
 @lru_cache(maxsize=1024)
 def _address(rule: Any) -> int:
-    return address_of(rule, s.HOOK_SIGNATURE)
+    try:
+        return address_of(rule, s.HOOK_SIGNATURE)
+    except NumbaError as error:
+        code = rule.py_func.__code__
+        words = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Failed in ")]
+        raise UserError(f"'{code.co_filename}', line {code.co_firstlineno}: the rule '{code.co_name}' cannot be "
+                        f"compiled, as it must return a whole number and use what numba knows: {words[0]}") from error
 
 
 def addresses(rules: Sequence[Any]) -> np.ndarray:

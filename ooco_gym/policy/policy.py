@@ -41,7 +41,7 @@ class Param:
     choices: tuple[str, ...] = ()
     default: float | str | None = None
     file: bool = False
-    usual: tuple[int, int] | None = None  # bounds for a search, if 0 means "found by itself"
+    usual: tuple[int, int] | None = None  # bounds for a search of what has no scale: 0, or a number of any sign
 
     @property
     def whole(self) -> bool:
@@ -111,7 +111,7 @@ class Policy:
             iteration).
         linear: how a bundle describes these weights; None: no bundle can.
         keeps: how its instances' prefix caches evict, if `retain` does not say (`sim.retention`).
-        kept_by: the retention rule of the cluster, in the place of its own.
+        kept_by: the retention rule in the place of its own: the cluster's, or one that is searched or compared.
         file: its file, as `get_policy` accepts it; empty for a registered name.
     """
 
@@ -157,6 +157,11 @@ class Policy:
                  rules.last_joined, rules.never_pull, rules.as_last_used)
         mine = (getattr(self.kept_by or self if name == "retain" else self, name) for name in HOOKS)
         return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
+
+    @property
+    def searched(self) -> Policy:
+        """The part whose parameters a search changes: its retention rule if it was given one."""
+        return self.kept_by or self
 
     def with_values(self, values: Mapping[str, Any], where: str = "policy") -> Policy:
         """Returns a copy with some parameters set.

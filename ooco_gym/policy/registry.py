@@ -36,6 +36,7 @@ from ooco_gym.policy.weights import ORIGIN, origin_of, shipped_name
 from ooco_gym.resources import conf_root, load_yaml, names
 
 GROUP = "ooco_gym.policies"
+RETENTION = "retention="  # in a policy's place: a rule for the blocks of a prefix cache
 _PYTHON, _YAML = ".py", (".yaml", ".yml")
 
 
@@ -66,7 +67,7 @@ def is_file(text: str) -> bool:
 
 def is_policy(text: str) -> bool:
     """Whether a text names a registered policy or a file, with or without parameters."""
-    return is_file(text) or split_name(text)[0] in list_policies()
+    return not text.startswith(RETENTION) and (is_file(text) or split_name(text)[0] in list_policies())
 
 
 def get_policy(name: str, values: Mapping[str, Any] | None = None, group: str = "policy") -> Policy:
@@ -169,6 +170,9 @@ def _from_file(location: str, group: str = "policy") -> Policy:
         name = str(values.get("name", Path(path).stem))
         rules = _rules_of(values, path)
         if rules is None and group == "policy" and name not in list_policies():
+            if name in names("retention"):
+                raise UserError(f"policy file '{path}' is a rule for the prefix cache: write cluster.retention={path}, "
+                                f"or {RETENTION}{path} where policies are evaluated")
             raise UserError(f"policy file '{path}' names no module or policy; expected file: my_rule.py, extends: NAME "
                             f"or name: NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
         policy = replace(rules or _registered(name, group), name=name).with_values(parameters_in(values), path)
@@ -243,6 +247,15 @@ def policy_of(value: str | Mapping[str, Any] | Policy, group: str = "policy") ->
         return get_policy(value, group=group)
     policy = get_policy(*_named(value), group)
     return replace(policy, name=str(value["name"])) if "name" in value and "file" in value else policy
+
+
+def policy_named(name: str, beside: Policy | None = None) -> Policy:
+    """A policy by name; or after `retention=` a rule for the blocks of a prefix cache, alone or as the rule of the
+    policy `beside` it."""
+    if not name.startswith(RETENTION):
+        return get_policy(name)
+    rule = get_policy(name[len(RETENTION):], group="retention")
+    return rule if beside is None else replace(beside, kept_by=rule)
 
 
 def _named(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -107,9 +107,12 @@ class Window:
         """The initial state for policies that differ only in numbers, built once."""
         settings = {name: value for name, value in policy.settings().items() if name not in PLAIN_SETTINGS}
         key = (policy.name, policy.values.get("weights"), policy.class_blind, tuple(sorted(settings.items())),
+               policy.retention, policy.searched.name,
                *policy.engine_options.values(), None if policy.order is None else tuple(policy.vector()))
         if key not in self._templates:
             simulation = Simulation(self.scenario, policy)
+            if policy.kept_by is not None and not simulation.state.blocks.size:
+                raise UserError(next(note for note in simulation.notes if note.startswith("retention=")))
             alike = self._tables.setdefault(self.scenario.deployments, simulation.state)
             simulation.state = s.share_tables(simulation.state, alike)
             digest = digest_of(simulation.state)

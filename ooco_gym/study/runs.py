@@ -23,8 +23,8 @@ from ooco_gym.jobs import cores, drop, pool
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.own_code import file_of, module_of_file
 from ooco_gym.peak import file_stamps
-from ooco_gym.policy import get_policy
 from ooco_gym.policy.policy import HOOKS
+from ooco_gym.policy.registry import policy_named
 from ooco_gym.report.terminal import following, progress, remark, remarks, track
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
@@ -254,7 +254,7 @@ def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
 
 def policy_identity(policy: str) -> dict[str, Any]:
     """Returns all that a policy's decisions depend on: name, parameters, weights, foreign rules' digests."""
-    known = get_policy(policy)
+    known = policy_named(policy)
     rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
              if (rule := getattr(known, name)) is not None]
     others = {str(getattr(sys.modules.get(str(rule.__module__)), "__file__", "")) for rule in rules

@@ -26,6 +26,7 @@ from agents.search.optimisers import Cma
 from agents.search.space import ranges_of, space_of
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.policy.registry import policy_named
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
@@ -369,6 +370,7 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"policy": "deadline", "weights": None, "space": {"tpot_share": [2, 1]}}, r"must be \[low, high\]"),
     ({"policy": "deadline", "weights": None, "space": {"tpot_share": [0.1, 0.2]}}, "does not hold"),
     ({"policy": "ooco", "weights": None}, "schedules relaxed and strict"),
+    ({"policy": "retention=turns", "weights": None}, "retention=turns is not used: it orders a prefix cache"),
     ({"conditions": [{"workload": "nosuch", "rate_scale": 1.0}]}, "nosuch"),
     ({"conditions": [{"load": 0.5}, {"load": 0.7}, {"load": 0.9}]}, "multiple of the 3 conditions"),
     ({"conditions": [{"load": 0.5, "rate_scale": 1.0}]}, "another online load"),
@@ -413,6 +415,14 @@ def test_what_a_search_found_is_evaluated_as_learned(searched, tmp_path):
     assert learned == {out.name: True, "deadline": False}
     with pytest.raises(UserError, match="holds a search over whole episodes"):
         load_run(out)
+
+
+def test_a_rule_of_the_prefix_cache_is_searched_from_lru(tmp_path):
+    rule = {"policy": "retention=turns:turn_s=0", "weights": None, "reference": "retention=lru"}
+    env = {**load_yaml("env", "retention"), "window_s": 60.0, "warmup_s": 30.0}
+    report = train.main({**config(tmp_path, **rule), "env": env})
+    assert [report["as_it_ships"][split]["score"] for split in ("training", "validation")] == [0.0, 0.0], "LRU itself"
+    assert policy_named(runs.searched_policy(tmp_path)).values == report["parameters"]
 
 
 def test_another_agent_cannot_go_on_with_a_search(searched):

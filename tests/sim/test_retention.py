@@ -378,6 +378,13 @@ def test_a_rule_that_returns_no_number_is_named(tmp_path: Path) -> None:
         simulate(scenario_of(retention=f"{tmp_path}/odd.py:most_s=5"), "vllm_fcfs")
 
 
+def test_a_rule_that_cannot_be_compiled_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "text.py").write_text(OWN.replace("round(", "str("))
+    with pytest.raises(UserError, match=r"text.py', line \d+: the rule 'retain' cannot be compiled, as .*") as error:
+        simulate(scenario_of(retention=f"{tmp_path}/text.py:most_s=5"), "vllm_fcfs")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(("cluster", "message"), [
     ({"retention": "mru"}, "unknown retention 'mru'"),
     ({"retention": "ttl:ttl_s=-1"}, "ttl_s=-1 must be a number from"),
