@@ -1,223 +1,242 @@
-"""`ooco-gym headroom`: tests whether a model can learn from single decisions (docs/evaluation.md).
+"""`ooco-gym headroom`: how far an environment's best heuristic is from the best plan for windows that are known.
 
-Decisions are sampled along the base policy's run of whole windows. From each, every legal action is simulated, and then
-the base policy to the end. All actions meet the same future arrivals, so their outcomes differ by the action only.
+Random actions, the base policy and the best heuristic are compared with a plan for each window (docs/evaluation.md):
 
-A ridge regression of outcomes on the agent's observations is fitted on some windows and chooses in others. A network
-could hope for its gain over the best constant action, found on the same windows. A placebo, fitted on outcomes shuffled
-among each decision's actions, shows the noise. Intervals are over windows, since decisions of one window share its
-future.
+- Where an action sets parameters for some seconds, the plan has one answer for each part of the window. It is improved
+  by coordinate ascent: one part and one parameter at a time, every level, on the same window.
+- At other decisions, a sample takes the action with the best roll-out on the window's own future: the base policy
+  continues for `horizon_s`. The best heuristic takes all other decisions.
+- With `oracle`, changes of the scenario, the base policy also plays with what they tell it (true lengths, returns).
+
+A search gives the best plan found, which is no upper bound. A window's plan is never worse than the best heuristic,
+which is a plan as well.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.environments import Window, env_of, make_env, split_seeds
+from agents.environments import Window, check_ours, env_of, make_env, split_seeds, windows
+from agents.evaluation.heuristics import BASE, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of
 from agents.evaluation.play_outs import PlayOuts
+from agents.evaluation.players import play
 from agents.settings import plain, positive, whole
-from ooco_gym.envs import buffers as b
-from ooco_gym.envs.features import candidate_table
+from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Table, with_interval
+from ooco_gym.report import Table, percent, with_interval
+from ooco_gym.simulation import simulate
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes
 
-FOLDS = 5  # of windows: the model chooses in each fold after it was fitted to the others
-PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; chosen by cross-validation over windows
+CLOSED = 0.02  # of the best heuristic's offline service: a smaller gain is called none
+VIOLATIONS = 0.03  # heuristics that violate more are considered only if all do
 
 
-@dataclass(frozen=True)
-class Played:
-    """One decision of the window with index `window`, simulated with each of its n legal actions: `choices`, int64[n],
-    are what a constant action calls each (an action's number, or an index into a list of levels), `features`,
-    float64[n, d], are of each action, and `outcomes`, float64[n], the episode's rewards after each."""
+# --- Plans ------------------------------------------------------------------------------------------------------------
+def ascend(worth: Callable[[np.ndarray], float], start: np.ndarray, counts: Sequence[int], parts: int, sweeps: int
+           ) -> tuple[float, float, int]:
+    """Searches a plan int64[parts, len(counts)] by coordinate ascent from `start` int64[len(counts)] in all parts:
+    first over plans that are the same in all parts, then over each part.
 
-    window: int
-    choices: np.ndarray
-    features: np.ndarray
-    outcomes: np.ndarray
+    Returns:
+        The worth of the best constant plan, that of the best plan, and the number of plans tried.
+    """
+    plan, tried = np.tile(start, (parts, 1)), 1
+    best = worth(plan)
 
+    def improve(rows: slice) -> None:
+        nonlocal plan, best, tried
+        for column, count in enumerate(counts):
+            for level in np.delete(np.arange(count), plan[rows.start or 0, column]):
+                other = plan.copy()
+                other[rows, column] = level
+                tried += 1
+                if (value := worth(other)) > best:
+                    plan, best = other, value
 
-# --- Estimating -------------------------------------------------------------------------------------------------------
-def gains(decisions: Sequence[Played]) -> np.ndarray:
-    """Returns each decision's gain over the best constant action, of the model and of the best action: float64[n, 2].
-    Model and constant action are fitted on other windows."""
-    found, windows = np.zeros((len(decisions), 2)), np.array([one.window for one in decisions])
-    for fold in range(FOLDS):
-        inside = windows % FOLDS == fold
-        known = [one for one, is_inside in zip(decisions, inside, strict=True) if not is_inside]
-        weights, constant = _fitted(known), best_constant(known)
-        for index in np.flatnonzero(inside).tolist():
-            one = decisions[index]
-            same = np.flatnonzero(one.choices == constant)  # the base policy's action (0) if it is not legal
-            mine = one.outcomes[int(np.argmax(one.features @ weights))]
-            found[index] = np.array([mine, one.outcomes.max()]) - one.outcomes[same[0] if same.size else 0]
-    return found
-
-
-def best_constant(decisions: Sequence[Played]) -> int:
-    """The choice with the best mean outcome, centred within each decision. Where it is illegal it counts as the base
-    policy's action."""
-    totals: dict[int, float] = {}
-    base = 0.0
-    for one in decisions:
-        centred = one.outcomes - one.outcomes.mean()
-        base += centred[0]
-        for choice, outcome in zip(one.choices.tolist(), centred.tolist(), strict=True):
-            totals[choice] = totals.get(choice, 0.0) + outcome - centred[0]
-    return max(totals, key=lambda choice: base + totals[choice])
+    improve(slice(None))
+    constant = best
+    for _ in range(sweeps):
+        for part in range(parts):
+            improve(slice(part, part + 1))
+    return constant, best, tried
 
 
-def _fitted(decisions: Sequence[Played]) -> np.ndarray:
-    """Weights of a ridge regression of outcomes on features, both centred within each decision."""
-    rows = np.concatenate([one.features - one.features.mean(axis=0) for one in decisions])
-    values = np.concatenate([one.outcomes - one.outcomes.mean() for one in decisions])
-    apart = np.repeat([one.window for one in decisions], [len(one.outcomes) for one in decisions]) % 2 == 0
-    errors = [float(((rows[apart] @ _ridge(rows[~apart], values[~apart], penalty) - values[apart]) ** 2).sum())
-              for penalty in PENALTIES]
-    return _ridge(rows, values, PENALTIES[int(np.argmin(errors))])
+def _planned(env: Any, window: Window, total: int, parts: int, sweeps: int) -> dict[str, Any]:
+    """The best plan of levels found for a window of `total` decisions."""
+    controls = env.episodes.controls
+
+    def worth(plan: np.ndarray) -> float:
+        return _play(env, window, lambda taken: plan[min(taken * parts // total, parts - 1)])[0]
+
+    constant, best, tried = ascend(worth, controls.tuned, controls.counts, parts, sweeps)
+    return {"plan": best, "constant": constant, "play_outs": tried}
 
 
-def _ridge(rows: np.ndarray, values: np.ndarray, penalty: float) -> np.ndarray:
-    scale = np.maximum(rows.std(axis=0), 1e-9)
-    scaled = rows / scale
-    return np.linalg.solve(scaled.T @ scaled + penalty * np.eye(rows.shape[1]), scaled.T @ values) / scale
+def _rolled_out(env: Any, window: Window, total: int, heuristic: str, asked: int, horizon_s: float) -> dict[str, Any]:
+    """The reward of a window in which `asked` of its decisions take the action with the best roll-out, and the
+    heuristic takes the others."""
+    chosen = set(np.linspace(0, total - 1, min(asked, total)).round().astype(int).tolist())
+    look, usual, tried = PlayOuts(env, horizon_s), Heuristic(heuristic), 0
+
+    def act(taken: int) -> Any:
+        nonlocal tried
+        own = usual.act([env], [{}])[0]
+        if taken not in chosen:
+            return own
+        actions, values = look.values()
+        tried += len(actions)
+        same = np.flatnonzero(actions[:, 0] == own)
+        mine = values[same[0] if same.size else 0]
+        return own if values.max() <= mine else int(actions[values.argmax(), 0])
+
+    return {"plan": _play(env, window, act)[0], "play_outs": tried}
 
 
-# --- Playing ----------------------------------------------------------------------------------------------------------
-def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
-    """Returns the features of each action (int64[n, parts]), float64[n, d]: the candidate that it takes, a one-hot of
-    its kind (each fixed action, or a candidate), and this kind times the observation's `cluster`. Levels have their
-    relative position, its square, and the position times `cluster`."""
-    observation, controls = env._observation(), env.episodes.controls
-    if controls is not None:
-        kinds = actions / np.maximum(controls.counts - 1, 1)
-        own = np.concatenate([kinds, kinds**2], axis=1)
-    else:
-        table = np.asarray(candidate_table(observation), np.float64)
-        taken = actions[:, 0] - b.FIXED
-        kinds = np.stack([actions[:, 0] == fixed for fixed in range(b.FIXED)] + [taken >= 0], axis=1).astype(np.float64)
-        own = np.concatenate([kinds, np.where((taken >= 0)[:, None], table[np.maximum(taken, 0)], 0.0)], axis=1)
-    cluster = np.asarray(observation["cluster"], np.float64)
-    return np.concatenate([own, (kinds[:, :, None] * cluster).reshape(len(actions), -1)], axis=1)
-
-
-def play_window(env_config: Mapping[str, Any], horizon_s: float | None, share: int, numbered: tuple[int, Window]
-                ) -> dict[str, Any]:
-    """Runs the base policy in one window, and simulates all legal actions at `share` of its decisions."""
-    place, window = numbered
-    env = make_env(env_config).unwrapped
-    total = _play(env, window)
-    service = env.summary()["offline_reference_gpu_s_per_s"] * env.config.window_s
-    asked = set(np.random.default_rng(window).choice(total, min(share, total), replace=False).tolist())
-    played, look = [], PlayOuts(env, horizon_s)
-
-    def play_one_out(taken: int) -> None:
-        if taken in asked:
-            actions, outcomes = look.values()
-            if len(actions) > 1:
-                choices = actions[:, 0] if actions.shape[1] == 1 else np.arange(len(actions))
-                played.append(Played(place, choices, features_of(env, actions), outcomes))
-
-    _play(env, window, play_one_out)
-    return {"decisions": total, "played": played, "service": service}
-
-
-def _play(env: Any, window: Window, before: Callable[[int], None] = lambda taken: None) -> int:
-    """Runs the base policy in a window; `before` is called with each decision's number. Returns their number."""
+def _play(env: Any, window: Window, act: Callable[[int], Any]) -> tuple[float, int, dict[str, Any]]:
+    """Plays a window with `act(number of the decision)`; returns its reward, its decisions, and its summary."""
     env.reset(seed=window.seed, options={"window": window.number})
-    taken = 0
-    while env.episodes.open(0):
-        before(taken)
-        env.step(env.base_action())
-        taken += 1
-    return taken
+    reward, taken, over = 0.0, 0, not env.episodes.open(0)
+    while not over:
+        _, gained, terminated, truncated, _ = env.step(act(taken))
+        reward, taken, over = reward + float(gained), taken + 1, terminated or truncated
+    return reward, taken, env.summary()
+
+
+def play_window(config: Mapping[str, Any], env_config: Mapping[str, Any], heuristic: str, window: Window
+                ) -> dict[str, Any]:
+    """Plays one window with random actions, the base policy, the best heuristic, its plan and the oracle."""
+    record: dict[str, Any] = {"window": list(window)}
+    for name, player in (("random", RANDOM), ("base_policy", BASE), ("heuristic", heuristic)):
+        there, by = _configured(env_config, player)
+        (played,) = play(there, Heuristic(by), [window], 1)
+        record[name] = {"reward": played["reward"], "decisions": played["decisions"], **_figures(played["summary"])}
+    if config["ceiling"]:
+        there, by = _configured(env_config, heuristic)
+        with closing(make_env(there)) as made:
+            env = made.unwrapped
+            total = record["heuristic"]["decisions"]
+            if env.episodes.controls is not None:
+                found = _planned(env, window, total, config["parts"], config["sweeps"])
+            else:
+                found = _rolled_out(env, window, total, by, config["decisions"], config["horizon_s"])
+            record.update(found, plan=max(found["plan"], record["heuristic"]["reward"]))
+            if config["oracle"]:
+                scenario = under(env.config, config["oracle"], "oracle").window(*window)
+                run = simulate(scenario, env.config.base_policy).summary
+                record["oracle"] = {"service": run["offline"]["reference_gpu_s_per_s"],
+                                    "violations": run["online"]["violation_rate"]}
+    return record
+
+
+def _configured(env_config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """The configuration with which a heuristic plays, and its name there."""
+    with closing(make_env(env_config)) as env:
+        return as_base_policy(env_config, name, env)
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    return {"service": summary["offline_reference_gpu_s_per_s"], "violations": summary["violation_rate"]}
+
+
+def best_heuristic(env_config: Mapping[str, Any], games: Sequence[Window]) -> str:
+    """The heuristic with the highest mean reward on `games`, among those that keep the violation budget if any does."""
+    with closing(make_env(env_config)) as env:
+        listed = [one.name for one in heuristics_of(env.unwrapped)]
+    scores: dict[str, tuple[bool, float]] = {}
+    for name in listed:
+        there, by = _configured(env_config, name)
+        played = play(there, Heuristic(by), games)
+        kept = float(np.mean([one["summary"]["violation_rate"] for one in played])) <= VIOLATIONS
+        scores[name] = kept, float(np.mean([one["reward"] for one in played]))
+    return max(scores, key=lambda name: scores[name])
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
 def main(cfg: Any) -> dict[str, Any]:
-    """Simulates decisions' actions, fits the model, and writes headroom.json.
+    """Plays the windows, and writes headroom.json.
 
     Raises:
-        UserError: a count is out of range, or the environment is not ours.
+        UserError: a number is out of range, the heuristic is unknown, or the environment is not ours.
     """
     config, started = plain(cfg), time.monotonic()
-    if not config["learnable"]:
-        raise UserError("learnable=false is gone: 'ooco-gym evaluate policies=[all]' compares heuristics")
-    for key, least in (("episodes", FOLDS), ("workers", 1), ("decisions", FOLDS)):
+    for key, least in (("episodes", 2), ("workers", 1), ("decisions", 1), ("parts", 1), ("sweeps", 1)):
         whole(config, key, least)
-    positive(config, "horizon_s", null="the end of the episode")
-    env = env_of(config, "headroom")
-    seeds = seeds_of(config["seeds"], known=split_seeds(env, "train"))
-    windows = [Window(seeds[place % len(seeds)], place // len(seeds)) for place in range(config["episodes"])]
-    play = partial(play_window, env, config["horizon_s"], -(-config["decisions"] // len(windows)))
-    records = list(in_processes(play, list(enumerate(windows)), config["workers"], "simulating decisions' outcomes"))
-    summary = {"env": env["id"], "episodes": len(windows), "horizon_s": config["horizon_s"],
-               **judged(records, seeds[0]), "wall_s": time.monotonic() - started}
-    write_json(Path(config["out"]) / "headroom.json", summary)
+    positive(config, "horizon_s")
+    if not isinstance(config["oracle"] or {}, Mapping):
+        raise UserError(f"oracle={config['oracle']!r} must be a mapping of changes of the scenario, such as "
+                        "{lengths.error: 0.0}, or null")
+    env = env_of(config)
+    check_ours(env, "headroom")
+    games = windows(list(seeds_of(config["seeds"], known=split_seeds(env, "test"))), config["episodes"])
+    with closing(make_env(env)) as made:
+        window_s = made.unwrapped.config.window_s
+        if config["heuristic"] is not None:
+            there, name = as_base_policy(env, str(config["heuristic"]), made)
+            by_name(make_env(there).unwrapped, name)  # raises if it is unknown here
+    heuristic = config["heuristic"] or best_heuristic(env, windows(split_seeds(env, "validation"), len(games)))
+    records = list(in_processes(partial(play_window, config, env, heuristic), games, config["workers"],
+                                "planning known windows"))
+    settings = {key: config[key] for key in ("seeds", "parts", "sweeps", "decisions", "horizon_s", "oracle")}
+    summary = {"env": env["id"], "episodes": len(games), "window_s": window_s, "settings": settings,
+               "best_heuristic": heuristic, **summarised(records, window_s), "wall_s": time.monotonic() - started}
+    write_json(Path(config["out"]) / "headroom.json", {**summary, "records": records})
     table(summary).show()
-    print(words(summary))
     return summary
 
 
-def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """Returns the mean gain of a decision by the model, the placebo and the best action in hindsight, with intervals
-    over windows, and the service of a window."""
-    decisions = [one for record in records for one in record["played"]]
-    windows, draws = np.array([one.window for one in decisions]), np.random.default_rng(seed)
-    if len(set(windows)) < FOLDS:
-        raise UserError(f"fewer than {FOLDS} windows have decisions with a choice: run more or longer episodes")
-    shuffled = [replace(one, outcomes=draws.permutation(one.outcomes)) for one in decisions]
-    found, intervals = gains(decisions), {}
-    for name, values in (("model", found[:, 0]), ("placebo", gains(shuffled)[:, 0]), ("best action", found[:, 1])):
-        means = np.array([values[windows == window].mean() for window in np.unique(windows)])
-        intervals[name] = dict(zip(("mean", "low", "high"), map(float, interval(means)), strict=True))
-    return {"decisions": len(decisions), "decisions_a_window": float(np.mean([one["decisions"] for one in records])),
-            "service_a_window": float(np.mean([one["service"] for one in records])),
-            "spread": float(np.mean([one.outcomes.std() for one in decisions])), **intervals,
-            "learnable": bool(intervals["model"]["low"] > max(0.0, intervals["placebo"]["mean"]))}
+def summarised(records: Sequence[Mapping[str, Any]], window_s: float) -> dict[str, Any]:
+    """Returns rewards a second, violations, and gains over the best heuristic in shares of its offline service (means,
+    95 % intervals over windows), and the label."""
+    best = [one["heuristic"] for one in records]
+    service = max(float(np.mean([one["service"] for one in best])), 1e-9)
+    found: dict[str, Any] = {"decisions_per_s": float(np.mean([one["decisions"] for one in best])) / window_s}
+    for name in ("random", "base_policy", "heuristic"):
+        rewards = np.array([one[name]["reward"] for one in records]) / window_s
+        found[name] = {**_interval(rewards), "violations": float(np.mean([one[name]["violations"] for one in records])),
+                       "service": float(np.mean([one[name]["service"] for one in records]))}
+    if "plan" in records[0]:
+        over = np.array([one["plan"] - one["heuristic"]["reward"] for one in records]) / window_s / service
+        found["plan"] = {**_interval(over), "play_outs": int(sum(one["play_outs"] for one in records))}
+        found["label"] = "open" if found["plan"]["mean"] > CLOSED else "nothing found"
+    if "constant" in records[0]:
+        over = np.array([one["plan"] - one["constant"] for one in records]) / window_s / service
+        found["plan_over_constant"] = _interval(over)
+    if "oracle" in records[0]:
+        over = np.array([one["oracle"]["service"] / one["heuristic"]["service"] - 1.0 for one in records])
+        found["oracle"] = {**_interval(over),
+                           "violations": float(np.mean([one["oracle"]["violations"] for one in records]))}
+        if found["oracle"]["mean"] > CLOSED:
+            found["label"] = "open"
+    return found
 
 
-def resolution(summary: Mapping[str, Any]) -> float:
-    """The smallest gain that the interval would have shown, as a share of a window's service: half the wider of the
-    model's and the placebo's intervals, times the decisions of a window."""
-    width = max(summary[who]["high"] - summary[who]["low"] for who in ("model", "placebo"))
-    gain = 0.5 * width * summary["decisions_a_window"]
-    return gain / summary["service_a_window"] if summary["service_a_window"] else math.inf
-
-
-def in_deviations(summary: Mapping[str, Any], who: str) -> str:
-    """A gain of `table` in standard deviations of a decision's outcomes, with its interval."""
-    mean, low, high = (summary[who][key] / (summary["spread"] or 1.0) for key in ("mean", "low", "high"))
-    return with_interval(mean, low, high, "+.3f")
+def _interval(values: np.ndarray) -> dict[str, float]:
+    return dict(zip(("mean", "low", "high"), map(float, interval(values)), strict=True))
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """A table of the model, the placebo and the best action."""
+    """The table that the command prints."""
     rows = []
-    for name in ("model", "placebo", "best action"):
-        mean, low, high = (summary[name][key] for key in ("mean", "low", "high"))
-        rows.append((name, with_interval(mean, low, high, "+.4g"), in_deviations(summary, name)))
-    return Table(f"Learnable in {summary['env']}", (
-        "chosen by", "reward of a decision minus the best constant action (95 %)",
-        "in standard deviations of the outcomes"), rows)
-
-
-def words(summary: Mapping[str, Any]) -> str:
-    """The result in sentences."""
-    says = "Learnable" if summary["learnable"] else "Nothing learnable found"
-    return (f"{says}: {summary['decisions']:,} of about {summary['decisions_a_window']:,.0f} decisions a window, in "
-            f"{summary['episodes']} windows; the outcomes of one decision have a standard deviation of "
-            f"{summary['spread']:.4g}. A gain below {resolution(summary):.0%} of a window's offline service would not "
-            "be detected, if the gains of its decisions add up.")
+    for name, label, form in (
+            ("random", "random actions", ".4g"), ("base_policy", "base policy", ".4g"),
+            ("heuristic", f"best heuristic, {summary['best_heuristic']}", ".4g"),
+            ("plan", "best plan found, above the best heuristic", "+.1%"),
+            ("plan_over_constant", "best plan found, above each window's best constant", "+.1%"),
+            ("oracle", "oracle's offline service, above the best heuristic's", "+.1%")):
+        if (one := summary.get(name)) is not None:
+            violations = percent(one["violations"], 1) if "violations" in one else ""
+            rows.append((label, with_interval(one["mean"], one["low"], one["high"], form), violations))
+    title = f"{summary['env']}, {summary['episodes']} windows"
+    if "plan" in summary:
+        title += f", {summary['plan']['play_outs']:,} play-outs: {summary['label']}"
+    return Table(title, ("policy", "reward a second, or gain in offline service (95 %)", "violations"), rows)

@@ -16,7 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from agents.evaluation.headroom import in_deviations, resolution
+from agents.evaluation.headroom import CLOSED
 from docs.generators.pages import ROOT, TEMPLATES, markdown
 from ooco_gym.envs import ENVIRONMENTS, features, short_name
 from ooco_gym.envs import reward as reward_module
@@ -39,7 +39,6 @@ SHOWN = ("extends", "scenario", "base_policy", "window_s", "warmup_s", "candidat
          "shares", "controls", "action", "reward", "vary")  # keys that differ between environments
 COMMON = ("Observation Space", "Action Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments",
           "Rendering", "Snapshots", "References", "Version History")
-SOLVED = 0.03  # of the best heuristic's service: a smaller difference is none to learn for
 
 
 # --- One environment --------------------------------------------------------------------------------------------------
@@ -112,51 +111,37 @@ def results(name: str) -> dict[str, Any]:
 
 # --- What was measured ------------------------------------------------------------------------------------------------
 def standing(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Where an environment stands by `ooco-gym headroom` and what learning over whole windows has gained."""
+    """What `ooco-gym headroom` found in an environment, and what learning over whole windows has gained."""
     if found is None:
         return {}
-    learned = found.get("learned")
-    status, told = "open", "not tried"
-    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_start" in learned)):
-        status = "begin"
-    elif learned and abs(learned["low"]) < SOLVED > abs(learned["high"]):
-        status = "solved"
+    learned, told, label = found.get("learned"), "not tried", found["label"]
     if learned:
-        told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
+        told = f"{_gain(learned)} {learned['of']}"
         if "over_start" in learned:
             told += (f", {learned['over_random']:+.1%} over random actions, {learned['over_start']:+.0%} over the "
                      "untrained network")
-    return {"status": status, "rate": number(found["decisions_a_window"] / found["window_s"], 2),
-            "sampled": f"{found['decisions']:,}", "model": in_deviations(found, "model"),
-            "placebo": in_deviations(found, "placebo"), "shows": resolution(found), "learned": told}
+        if learned["low"] > 0.0:
+            label = "open"
+    planned = f"{_gain(found['plan'])} in {found['plan']['play_outs']:,} play-outs"
+    if "plan_over_constant" in found:
+        planned += f"; {_gain(found['plan_over_constant'])} over each window's best constant"
+    if "oracle" in found:
+        changes = ", ".join(f"{name} {value}" for name, value in _words(found["settings"]["oracle"]))
+        planned += f"; {_gain(found['oracle'])} offline service with {changes}"
+    cells = [f"{found[who]['mean']:.3f} ({percent(found[who]['violations'], 1)})"
+             for who in ("random", "base_policy", "heuristic")]
+    return {"label": label, "rate": number(found["decisions_per_s"], 2), "cells": cells, "learned": told,
+            "best": found["best_heuristic"], "plan": planned}
 
 
-def conditions() -> dict[str, Any]:
-    """The conditions in which something to learn was found for evictions or pulls, with gains of model and placebo."""
-    searched, rows = results("conditions"), {}
-    for name, found in searched["found"].items():
-        cells: list[str] = []
-        for one in map(found.get, ("eviction", "migration")):
-            model, placebo = (in_deviations(one, who) for who in ("model", "placebo")) if one else (
-                "too few decisions", "")
-            cells += [f"**{model}**" if one and one["learnable"] else model, placebo]
-        if any(one["learnable"] for one in found.values() if one):
-            rows[name] = cells
-    return {"says": searched["says"], "rows": rows, "others": len(searched["found"]) - len(rows)}
+def _gain(found: Mapping[str, Any]) -> str:
+    return with_interval(found["mean"], found["low"], found["high"], "+.1%")
 
 
-def worth() -> list[dict[str, Any]]:
-    """The reward of random actions, base policy and best heuristic in each environment, the largest gap first."""
-    rows = []
-    for name, found in results("choice").items():
-        by_name = {row["policy"]: row for row in found["rows"]}
-        chance, base_policy, best = (by_name[one] for one in ("random actions", "base_policy", found["best_heuristic"]))
-        cells = [f"{one['reward_total']['mean'] / found['window_s']:.3f} ({percent(one['violation_rate']['mean'], 1)})"
-                 for one in (chance, base_policy, best)]
-        service = best["offline_reference_gpu_s_per_s"]["mean"] * found["window_s"]
-        gap = (best["reward_total"]["mean"] - chance["reward_total"]["mean"]) / service
-        rows.append({"name": name, "gap": gap, "cells": cells, "best": best["policy"]})
-    return sorted(rows, key=lambda row: -row["gap"])
+def _words(changes: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The values of a nested mapping with their last keys."""
+    return [pair for name, value in changes.items()
+            for pair in (_words(value) if isinstance(value, Mapping) else [(name, value)])]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------
@@ -201,8 +186,7 @@ def index() -> str:
     """The index of all environments, with what is measured of them in `results`."""
     points = [point.name for point in POINTS] + ["pack"]
     rules = {name: found for name in asked() if name in points and (found := rules_for(name))}
-    return markdown("index", environments=environments(), conditions=conditions(), worth=worth(), rules=rules,
-                    kinds=kinds(), solved=SOLVED)
+    return markdown("index", environments=environments(), rules=rules, kinds=kinds(), closed=CLOSED)
 
 
 def asked() -> list[str]:
