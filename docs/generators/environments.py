@@ -112,7 +112,7 @@ def results(name: str) -> dict[str, Any]:
 # --- What was measured ------------------------------------------------------------------------------------------------
 def standing(found: Mapping[str, Any] | None) -> dict[str, Any]:
     """What `ooco-gym headroom` found in an environment, and what learning over whole windows has gained."""
-    if found is None:
+    if found is None or "label" not in found:
         return {}
     learned, told, label = found.get("learned"), "not tried", found["label"]
     if learned:

@@ -21,6 +21,9 @@ DEADLINE_SHIPPED = ("deadline:tpot_share=0.9,ttft_share=0.8,decode_share=1.0,off
 ADMITTER = ("admitter:prefix_caching=on,waiting_order=prefix,refresh_s=1.0,chunk_efficiency=1.0,tpot_share=0.9661,"
             "ttft_share=0.7982,decode_share=1.458,offline_share=0.4969,online_chunk=1817,offline_chunk=4930,"
             "headroom_share=0.1261,give_up_share=0.005838")
+# Two searches over Admission-v2's conditions: of one order with its weight of predicted outputs, and of an index.
+SINGLE = {"policy.rule": "shared_work", "policy.output_weight": 0.1992}
+INDEX = {"policy.rule": "index", "policy.w_work": 1.0, "policy.output_weight": 0.2}
 SEEDS = ("9501:9576", "9601:9676")
 WINDOW = {"duration_s": 600.0, "warmup_s": 300.0}
 ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "rate_scale": 1.4}
@@ -56,6 +59,13 @@ def _batch(study: Study, axes: Mapping[str, Any], **more: Any) -> dict[str, Metr
     return found
 
 
+def _clients(*shares: tuple[float, float]) -> dict[str, Any]:
+    """Offline work of clients with like prompts: each one's share, and the log of its outputs' median."""
+    prompts = {"weights": [1.0], "mu": [7.0], "sigma": [0.6], "clip": [64, 8192]}
+    return {"mode": "rate", "rate": 4.0, "clients": [{"share": share, "lengths": {"prompt": prompts,
+        "output": {"weights": [1.0], "mu": [mu], "sigma": [0.5], "clip": [4, 4096]}}} for share, mu in shares]}
+
+
 def _over(what: str, metric: Metric, axis: str, a: Any, b: Any, holds: Range | None = (1.0, None), **more: Any) -> Test:
     """Tests a metric at a label of an axis over the best of other labels."""
     return Test(what, metric.log_ratio({axis: a}, {axis: b}, **more), holds=holds)
@@ -80,6 +90,43 @@ def admission_order(study: Study) -> Iterator[Test]:
     yield _over("over arrival", work, "policy.rule", "shared_work", "arrival", (1.05, None))
 
 
+@claim("One index for the order of offline requests", "learned.md#an-order-that-depends-on-the-condition",
+        blocks=("9501:9508", "9601:9608"))
+def admission_index(study: Study) -> Iterator[Test]:
+    """In twelve conditions that no search has seen, one index whose weights CMA-ES found on Admission-v2's eight serves
+    more offline work than the best single order that an equally long search found there."""
+    chat, clients = {"mode": "rate", "rate": 10.0, "lengths": "sharegpt"}, _clients((0.5, 3.5), (0.5, 6.5))
+    small = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv"}
+    few_shot = {"rate": 8.0, "lengths": "mmlu", "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}
+    short = {"rate": 3.0, "lengths": "loogle_short", "sharing": {"form": "documents", "ratio": 0.9, "groups": 50}}
+
+    def documents(groups: int) -> dict[str, Any]:
+        return {**SHARED, "sharing": {**SHARED["sharing"], "groups": groups}}
+
+    conditions = {
+        "200 documents": {"rate_scale": 1.2, "offline": documents(200)},
+        "50 documents, light": {"rate_scale": 0.6, "offline": documents(50)},
+        "short documents": {"rate_scale": 1.4, "offline": {"mode": "rate", **short}},
+        "summaries": {"rate_scale": 1.0, "offline": {"mode": "rate", "rate": 2.0, "lengths": "arxiv_summarization"}},
+        "few-shot prompts": {"rate_scale": 1.4, "offline": {"mode": "rate", **few_shot}},
+        "chat, light": {"rate_scale": 0.8, "offline": chat},
+        "two clients": {"rate_scale": 1.2, "offline": clients},
+        "two clients, few long": {"rate_scale": 1.4, "offline": _clients((0.8, 4.0), (0.2, 7.5))},
+        "two clients, heavy": {"rate_scale": 1.8, "offline": _clients((0.6, 4.0), (0.4, 7.0))},
+        "40 GB, chat": {**small, "rate_scale": 0.06, "offline": {**chat, "rate": 6.0}},
+        "40 GB, two clients": {**small, "rate_scale": 0.05, "offline": clients},
+        "40 GB, documents": {**small, "rate_scale": 0.05, "offline": documents(200)}}
+    work, late = _serves(study, {"condition": conditions,
+        "order": {"index": INDEX, "best single": SINGLE, "arrival": {"policy.rule": "arrival"}}},
+        {**ENGINE, "duration_s": 600.0, "warmup_s": 120.0}, policy="admitter",
+        change={"lengths": {"predictor": "lognormal", "error": 0.6}})
+    yield _over("all conditions: index over the best single order", work, "order", "index", "best single")
+    yield _over("all conditions: index over arrival", work, "order", "index", "arrival")
+    for one in conditions:
+        yield _over(one, work.at(condition=one), "order", "index", "best single", None)
+    yield Test("late where most", late.at(order="index").value(take="most"))
+
+
 @claim("Order of a batch, and predicted outputs", "learned.md#what-is-worth-deciding", blocks=SEEDS)
 def batch_order(study: Study) -> Iterator[Test]:
     """Shortest predicted work first ends the mean request of a batch and starts its last one sooner, but does not end
@@ -94,11 +141,7 @@ def batch_order(study: Study) -> Iterator[Test]:
             ("longest", "makespan", (None, 0.9))):
         yield _over(f"batch: {what}, {order} over arrival", batch[what], "order", order, "arrival", holds)
     # Admission-v2's first condition, and clients with like prompts whose median outputs have 55 and 1,097 tokens.
-    clients = [{"share": share, "lengths": {
-        "prompt": {"weights": [1.0], "mu": [7.0], "sigma": [0.6], "clip": [64, 8192]},
-        "output": {"weights": [1.0], "mu": [mu], "sigma": [0.5], "clip": [4, 4096]}}}
-        for share, mu in ((0.6, 4.0), (0.4, 7.0))]
-    loads = {"documents": SHARED, "two clients": {"mode": "rate", "rate": 4.0, "clients": clients}}
+    loads = {"documents": SHARED, "two clients": _clients((0.6, 4.0), (0.4, 7.0))}
     work, late = _serves(study, {"load": {load: {"offline": loads[load]} for load in loads},
         "order": {name: orders[name] for name in ("arrival", "weight 0", "weight 1")}}, {**ENGINE, **WINDOW}, **more)
     for load, holds in (("documents", (1.1, None)), ("two clients", (None, 0.95))):
