@@ -30,7 +30,7 @@ ahead. With `lag_s` 0, `waiting_weight` 1 and `speed_share` 0, `requests` is `de
 request.
 
 *Learned* (ours): the score is multiplied by exp(z), with z the weights times the features of
-`LAYOUT`. They compare an instance with the mean of all (logarithms of ratios, differences of
+`router_view.COLUMNS`. They compare an instance with the mean of all (logarithms of ratios, differences of
 shares), so that the same weights serve any number of instances of any speed. A few are products
 with the observation's age, the prompt's length and the load. Without weights z is 0, and the choice
 is exactly the rule's. As products of powers the scores include `requests`, `latency`, LMetric and
@@ -47,6 +47,7 @@ import numpy as np
 
 from baselines.deadline import PARAMS, fewest_of, within_deadlines
 from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import stack_floats
 from ooco_gym.policy import router_view as v
 from ooco_gym.policy.decisions import ROUTE, hook
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
@@ -54,7 +55,6 @@ from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import is_weighted
 from ooco_gym.policy.weights import Layout
 from ooco_gym.sim.costs import length, random_below
-from ooco_gym.sim.state import PS_PER_S
 
 RULES = ("requests", "power_of_two", "latency", "lmetric", "sticky")
 REQUESTS, POWER_OF_TWO, LATENCY, LMETRIC, STICKY = range(len(RULES))
@@ -79,13 +79,9 @@ if v.FIRST < GIVEN + MOST_GIVEN:
     raise AssertionError("the router's places of State.memory overlap those of deadline")
 DRAW_STREAM = 5  # of power_of_two's draws
 
-# Features of an instance, in the order of `weigh`; most are logarithms of ratios to the mean.
-COLUMNS = ("latency", "step", "queue", "online", "waiting", "sent", "offline", "pace", "free", "cached", "rank",
-           "ttft_use", "tpot_use", "age_queue", "age_online", "long_pace", "long_online", "load_pace")
-LAYOUT = Layout(("score",), COLUMNS)
+LAYOUT = Layout(("score",), v.COLUMNS)
+_features = stack_floats(len(v.COLUMNS))
 MOST_Z = 20.0
-TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # shares of the SLO from which its use counts, and the cap
-SOME_TOKENS = 1000.0  # added to tokens before comparing; length scale of a long request
 
 
 # --- Published rules ------------------------------------------------------------------------------------------------
@@ -155,50 +151,16 @@ def score_by_rule(state, slot):
 
 
 # --- The learned score ----------------------------------------------------------------------------------------------
-@inlined
-def relative(value, mean, some):
-    """Logarithm of a value over the mean, with `some` added to both."""
-    return math.log((value + some) / (mean + some))
-
-
-@inner
-def rank_of(state, instance):
-    """Rank of an instance by predicted latency, from -0.5 to 0.5."""
-    count, before = state.config.relaxed_count, 0
-    mine = state.memory[instance, v.LATENCY_S]
-    for other in range(count):
-        theirs = state.memory[other, v.LATENCY_S]
-        before += theirs < mine or (theirs == mine and other < instance)
-    return before / max(count - 1, 1) - 0.5
-
-
 @inner
 def weigh(state, slot, age_s):
     """Multiplies each instance's score by exp(z) of the weights and features."""
-    w, request = state.weights, state.requests[slot]
-    ttft_s, tpot_s = request.ttft_slo_ps / PS_PER_S, request.tpot_slo_ps / PS_PER_S
-    long = math.log(max(length(state, slot), 1) / SOME_TOKENS)
-    latency_s, step_s = v.mean_of(state, v.LATENCY_S), v.mean_of(state, v.STEP_S)
-    sent, tokens, pace_s = v.mean_of(state, v.SENT), v.mean_of(state, v.SENT_TOKENS), v.mean_of(state, v.PACE_S)
-    queue, online = v.mean_of(state, v.QUEUE) + tokens, v.mean_of(state, v.ONLINE) + sent
-    waiting, offline = v.mean_of(state, v.WAITING), v.mean_of(state, v.OFFLINE)
-    free, cached = v.mean_of(state, v.FREE), v.mean_of(state, v.CACHED)
+    means, features = v.means_of(state), _features()
     for instance in range(state.config.relaxed_count):
-        one = state.memory[instance]
-        queue_there = relative(one[v.QUEUE] + one[v.SENT_TOKENS], queue, SOME_TOKENS)
-        online_there = relative(one[v.ONLINE] + one[v.SENT], online, 1.0)
-        pace_there = relative(one[v.PACE_S], pace_s, 0.0)
-        z = w[0] * relative(one[v.LATENCY_S], latency_s, 0.0) + w[1] * relative(one[v.STEP_S], step_s, 0.0)
-        z += w[2] * queue_there + w[3] * online_there + w[4] * relative(one[v.WAITING], waiting, 1.0)
-        z += w[5] * relative(one[v.SENT], sent, 1.0) + w[6] * relative(one[v.OFFLINE], offline, 1.0)
-        z += w[7] * pace_there + w[8] * (one[v.FREE] - free)
-        z += w[9] * (one[v.CACHED] - cached) / max(length(state, slot), 1) + w[10] * rank_of(state, instance)
-        z += w[11] * min(MOST_USE, max(0.0, one[v.LATENCY_S] / ttft_s - TTFT_FROM))
-        z += w[12] * min(MOST_USE, max(0.0, one[v.STEP_S] / tpot_s - TPOT_FROM))
-        z += age_s * (w[13] * queue_there + w[14] * online_there)
-        z += long * (w[15] * pace_there + w[16] * online_there)
-        z += w[17] * min(MOST_USE, latency_s / ttft_s) * pace_there
-        one[v.SCORE] *= math.exp(min(MOST_Z, max(-MOST_Z, z)))
+        v.compare(state, instance, slot, age_s, means, features)
+        z = 0.0
+        for place in range(len(v.COLUMNS)):
+            z += state.weights[place] * features[place]
+        state.memory[instance, v.SCORE] *= math.exp(min(MOST_Z, max(-MOST_Z, z)))
 
 
 @hook(ROUTE, flushes=True)

@@ -197,6 +197,9 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
             yield from (_chosen(name, _lowest_ranked, kind, rank) for name, rank in ranks.items())
     if kinds == {s.INTERRUPT}:
         yield _always("stop", b.FIXED)
+    if kinds == {s.ROUTE}:
+        rules = next(one.choices for one in policy_of("router").params if one.name == "rule")
+        yield from (_published(f"router:rule={rule}") for rule in rules)
     if s.RETAIN in kinds:
         rules = map(RETENTION.__add__, resources.names("retention"))
         yield from (_published(name) for name in rules if policy_named(name).keeps == LRU)

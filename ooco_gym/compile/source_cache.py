@@ -198,7 +198,8 @@ def _levels(path: Path) -> int:
 def core_digest(package: Path, levels: int) -> bytes:
     """Digest of the sources in the first `levels` levels of the compiled core, read once per
     process."""
-    paths = [path for folder in ("compile", *LEVELS[:levels]) for path in (package / folder).rglob("*.py")]
+    folders = [package / folder for folder in ("compile", *LEVELS[:levels])]
+    paths = [path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind)]
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         digest.update(str(path.relative_to(package)).encode() + b"\0")

@@ -28,8 +28,8 @@ _CLASSES = {
     "MigrationPredicted-v1": "migration:MigrationPredictedEnv", "OnlineTuning-v1": "online_tuning:OnlineTuningEnv",
     "Packing-v1": "packing:PackingEnv", "PreemptionVictim-v1": "preemption_victim:PreemptionVictimEnv",
     "PrefillGate-v1": "prefill_gate:PrefillGateEnv", "Retention-v1": "retention:RetentionEnv",
-    "Routing-v1": "routing:RoutingEnv",
-    "RuleChoice-v1": "rule_choice:RuleChoiceEnv", "Serving-v1": "serving:ServingEnv"}
+    "Routing-v2": "routing:RoutingEnv", "RuleChoice-v1": "rule_choice:RuleChoiceEnv",
+    "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Maps ids of this package's environments to `module:class`."""
 # Ids of earlier versions that have another name now. Gymnasium names the newest version of a name itself.

@@ -78,6 +78,9 @@ class Episodes:
         """Returns the base policy, made to look at as many waiting requests as the decisions
         offer."""
         window = max(decision.window for decision in self.decisions)
+        base_policy = self._stale(base_policy)
+        if set(self._by_kind) == {s.ROUTE} and "lag_s" not in base_policy.values:
+            raise UserError(f"base policy '{base_policy.name}' is no router: use one, such as router:rule=latency")
         if not window:
             return base_policy
         if base_policy.mixed and b.ADMIT in self._by_kind:  # none of its own rules looks at them
@@ -88,6 +91,11 @@ class Episodes:
         why = ("its class-blind queue leaves nothing to the agent" if base_policy.class_blind else
                "it has no parameter gate_window, which sets how many waiting requests it looks at")
         raise UserError(f"base policy '{base_policy.name}' has no gate that can be asked here: {why}")
+
+    def _stale(self, policy: Policy) -> Policy:
+        """Returns a router, if it alone is asked, with metrics as old as the agent's; other policies unchanged."""
+        routes = set(self._by_kind) == {s.ROUTE} and "lag_s" in policy.values
+        return replace(policy, values={**policy.values, "lag_s": self.config.interval_s}) if routes else policy
 
     def _lay_out(self, count: int, terms: Sequence[Term], figures: Sequence[Figure]) -> None:
         config = self.config
@@ -339,7 +347,7 @@ class Episodes:
         """
         policy, simulation = self._rule(i, name), self._simulation(i)
         state = simulation.state
-        if policy.layout is not None and not policy.mixed:
+        if policy.layout is not None and (not policy.mixed or set(self._by_kind) == {s.ROUTE}):
             state = state._replace(weights=policy.weights)  # the policy's own, for this answer only
         elif policy.layout is not None and policy.layout != simulation.policy.layout:
             raise UserError(f"policy '{policy.name}' computes with weights that the episode does not have; make it the "
@@ -384,7 +392,7 @@ class Episodes:
         """Returns a policy as the scenario of episode i prepares it."""
         rules, simulation = self._rules[i], self._simulation(i)
         if name not in rules:
-            policy = policy_named(name, simulation.policy)
+            policy = self._stale(policy_named(name, simulation.policy))
             if name == spelling_of(self.config.base_policy):
                 policy = simulation.policy
             elif policy.kept_by is None and policy.prepare is not None:
@@ -408,14 +416,14 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
         return  # windows have different clusters
     cluster = config.scenario.load_cluster()
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
-    wrong_pools = not cluster.mixed and bool(kinds & engines)  # these never reach a decision of an engine
+    wrong_pools = not cluster.mixed and bool(kinds & engines or kinds == {s.ROUTE})  # no decision of an engine
     if not wrong_pools and any(_may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):
         return
     why, instead = f"base policy '{base_policy.name}' leaves nothing to the agent", "base policy deadline"
     if wrong_pools:
         why, instead = "its instances are relaxed and strict", "cluster mixed_7b with base policy deadline"
     elif s.ROUTE in kinds:
-        why, instead = "there are fewer than two instances or candidates", "fleet_16, and candidates=2 at least"
+        why, instead = "there are fewer than two instances or candidates", "engines_7b, and candidates=2 at least"
     elif kinds == {s.RETAIN}:
         why = ("it needs mixed instances whose retention is a rule that is asked" if not cluster.retention
                else f"retention={cluster.retention} is no rule that is asked")
@@ -435,9 +443,7 @@ def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: i
     if kind >= b.CLOCK:
         return True
     if kind == s.ROUTE:
-        many_arrive = sum(pool.ranks for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
-        many_decode = sum(pool.count for pool in cluster.strict) > 1  # staying is a choice for offline requests
-        return many_arrive or many_decode or (not cluster.mixed and not base_policy.class_blind)
+        return sum(pool.ranks for pool in cluster.mixed) > 1 and candidates > 1
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not base_policy.class_blind
     if kind == b.RECLAIM:  # with two owners, online requests overwrite offline blocks: none is preempted

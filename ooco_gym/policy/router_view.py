@@ -5,9 +5,14 @@ first online arrival `lag_s` after the last reading, so metrics are up to `lag_s
 Its own knowledge is never late: requests sent since, their prompt tokens, the time, and which
 prefixes are in which cache (engines publish these as events, apart from metrics).
 
+`compare` has the features of an instance from which a score is learned, by `baselines/router.py`
+and in `ooco_gym/Routing-v2`.
+
 The last columns of State.memory hold the metrics, and estimates for the present request
 (`estimate`), in a row per instance.
 """
+
+import math
 
 import numpy as np
 
@@ -29,6 +34,11 @@ FIRST = s.MEMORY - len(_PLACES)
  SCORE, LOOKED) = range(FIRST, s.MEMORY)
 PACE_TOKENS = 2048  # length of the prompt that measures an instance's pace
 LOOK_WAITING = 64  # first waiting online requests whose cached tokens are looked up
+# Features of an instance, in the order of `compare`; most are logarithms of ratios to the mean.
+COLUMNS = ("latency", "step", "queue", "online", "waiting", "sent", "offline", "pace", "free", "cached", "rank",
+           "ttft_use", "tpot_use", "age_queue", "age_online", "long_pace", "long_online", "load_pace")
+TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # shares of the SLO from which its use counts, and the cap
+SOME_TOKENS = 1000.0  # added to tokens before comparing; length scale of a long request
 
 
 @inner
@@ -101,11 +111,11 @@ def estimate(state, instance, slot, age_s, sent_weight, drain):
 
 
 @inlined
-def note_sent(state, instance, slot):
-    """Counts a request as sent to an instance."""
+def note_sent(state, instance, slot, count=1.0):
+    """Counts a request as sent to an instance; with `count` -1 no longer."""
     figures = state.memory[instance]
-    figures[SENT] += 1.0
-    figures[SENT_TOKENS] += length(state, slot) - figures[CACHED]
+    figures[SENT] += count
+    figures[SENT_TOKENS] += count * (length(state, slot) - figures[CACHED])
 
 
 @inner
@@ -115,3 +125,49 @@ def mean_of(state, place):
     for instance in range(state.config.relaxed_count):
         total += state.memory[instance, place]
     return total / state.config.relaxed_count
+
+
+# --- Features of a learned score --------------------------------------------------------------------------------------
+@inlined
+def relative(value, mean, some):
+    """Logarithm of a value over the mean, with `some` added to both."""
+    return math.log((value + some) / (mean + some))
+
+
+@inner
+def rank_of(state, instance):
+    """Rank of an instance by predicted latency, from -0.5 to 0.5."""
+    count, before = state.config.relaxed_count, 0
+    mine = state.memory[instance, LATENCY_S]
+    for other in range(count):
+        theirs = state.memory[other, LATENCY_S]
+        before += theirs < mine or (theirs == mine and other < instance)
+    return before / max(count - 1, 1) - 0.5
+
+
+@inner
+def means_of(state):
+    """Means over the instances, for `compare`."""
+    sent, tokens = mean_of(state, SENT), mean_of(state, SENT_TOKENS)
+    return (mean_of(state, LATENCY_S), mean_of(state, STEP_S), mean_of(state, QUEUE) + tokens,
+            mean_of(state, ONLINE) + sent, mean_of(state, WAITING), sent, mean_of(state, OFFLINE),
+            mean_of(state, PACE_S), mean_of(state, FREE), mean_of(state, CACHED))
+
+
+@inner
+def compare(state, instance, slot, age_s, means, out):
+    """Writes the features `COLUMNS` of an instance after `estimate`, compared with the `means_of` all."""
+    one, request, tokens = state.memory[instance], state.requests[slot], max(length(state, slot), 1)
+    latency_s, step_s, queue, online, waiting, sent, offline, pace_s, free, cached = means
+    ttft_s, tpot_s = request.ttft_slo_ps / s.PS_PER_S, request.tpot_slo_ps / s.PS_PER_S
+    long = math.log(tokens / SOME_TOKENS)
+    out[0], out[1] = relative(one[LATENCY_S], latency_s, 0.0), relative(one[STEP_S], step_s, 0.0)
+    out[2] = relative(one[QUEUE] + one[SENT_TOKENS], queue, SOME_TOKENS)
+    out[3] = relative(one[ONLINE] + one[SENT], online, 1.0)
+    out[4], out[5] = relative(one[WAITING], waiting, 1.0), relative(one[SENT], sent, 1.0)
+    out[6], out[7] = relative(one[OFFLINE], offline, 1.0), relative(one[PACE_S], pace_s, 0.0)
+    out[8], out[9], out[10] = one[FREE] - free, (one[CACHED] - cached) / tokens, rank_of(state, instance)
+    out[11] = min(MOST_USE, max(0.0, one[LATENCY_S] / ttft_s - TTFT_FROM))
+    out[12] = min(MOST_USE, max(0.0, one[STEP_S] / tpot_s - TPOT_FROM))
+    out[13], out[14], out[15], out[16] = age_s * out[2], age_s * out[3], long * out[7], long * out[3]
+    out[17] = min(MOST_USE, latency_s / ttft_s) * out[7]

@@ -15,7 +15,7 @@ from agents.policies.describing import action_meanings, action_names
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
-DISCRETE = ("colocation", "eviction", "prefillgate", "migration", "packing", "interruption", "routing")
+DISCRETE = ("colocation", "eviction", "prefillgate", "migration", "packing", "interruption")
 SHORT = {"window_s": 20.0, "warmup_s": 10.0}
 
 

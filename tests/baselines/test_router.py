@@ -42,7 +42,7 @@ def weighted(folder: Path, rows: Any = BUSY, weights: dict[str, float] | None = 
     """The same with weights by column."""
     vector = np.zeros(router.LAYOUT.size)
     for name, value in (weights or {}).items():
-        vector[router.COLUMNS.index(name)] = value
+        vector[v.COLUMNS.index(name)] = value
     file = folder / f"{abs(hash(tuple(vector)))}.npz"
     write_weights(file, router.LAYOUT, vector)
     return setup_of(rows, weights=str(file), **values)
@@ -170,7 +170,7 @@ def test_weights_turn_the_choice(weights: dict[str, float], instance: int, folde
 @given(st.data())
 def test_any_weights_leave_scores_that_can_be_compared(folder: Path, data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    weights = dict(zip(router.COLUMNS, (30.0 * random.normal(size=len(router.COLUMNS))).tolist(), strict=True))
+    weights = dict(zip(v.COLUMNS, (30.0 * random.normal(size=len(v.COLUMNS))).tolist(), strict=True))
     setup = weighted(folder, data.draw(traces()), weights, rule=data.draw(st.sampled_from(router.RULES)),
                      lag_s=data.draw(st.sampled_from((0.0, 0.3))))
     for episode, _, chosen in decisions(setup):

@@ -20,8 +20,7 @@ from ooco_gym.sim import state as s
 IDS = tuple(ENVIRONMENTS)
 BLIND = {s.PULL, s.INTERRUPT, s.COMPOSE, RECLAIM}  # points at which a class-blind policy leaves nothing to decide
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
-SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
-            "ooco_gym/Admission-v2": {"window_s": 150.0},  # one every 10 s, as in
+SHORT_OF = {"ooco_gym/Admission-v2": {"window_s": 150.0},  # one every 10 s, as in
             "ooco_gym/RuleChoice-v1": {"window_s": 150.0}}
 # What is played does not hang on what is worth learning (conf/env).
 POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 3.0},
@@ -29,8 +28,6 @@ POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offl
 PREDICTED = {"predictor": "lognormal", "error": 0.3}
 MEMORY_BOUND = {"cluster": "pair_llama2_7b_40g", "workload": "azure_conv", "slo": "chat",
                 "offline": {"mode": "rate", "rate": 1.0}, "rate_scale": 0.03}
-FLEET = {"cluster": "fleet_16", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 20.0},
-         "rate_scale": 0.8}
 ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0, "tpot_s": 0.05},
           "offline": {"mode": "rate", "rate": 3.0}, "rate_scale": 1.7}
 ENTERING = {**ENGINE, "rate_scale": 1.4}
@@ -39,12 +36,12 @@ SHORT_OF_BLOCKS = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "
 ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate": 12.0}, "rate_scale": 5.6}
 SCENARIOS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v1": MEMORY_BOUND, "ooco_gym/Colocation-v1": MEMORY_BOUND,
-    "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v1": FLEET,
+    "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08},
     "ooco_gym/EvictionPredicted-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
     "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
     "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENTERING, "ooco_gym/Serving-v1": ENGINES,
     "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS,
-    "ooco_gym/Retention-v1": load_yaml("env", "retention")["scenario"]}
+    **{f"ooco_gym/{name}": load_yaml("env", name[:-3].lower())["scenario"] for name in ("Retention-v1", "Routing-v2")}}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",

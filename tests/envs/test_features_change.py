@@ -14,7 +14,7 @@ from ooco_gym.envs import ENVIRONMENTS
 
 QUIET = json.loads((Path(__file__).parents[2] / "results" / "quiet_features.json").read_text(encoding="utf-8"))
 HOUR_S = 3_600.0
-BUSY = ("Batching-v1", "Colocation-v1", "Routing-v1", "Serving-v1")  # many decisions a second: ten minutes are played
+BUSY = ("Batching-v1", "Colocation-v1", "Routing-v2", "Serving-v1")  # many decisions a second: ten minutes are played
 
 
 def unchanged(name: str) -> list[str]:

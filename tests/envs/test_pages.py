@@ -13,7 +13,7 @@ from docs.generators import environments as document
 from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs.decision import kinds
 
-ENV_OF = {"route": "Routing", "interrupt": "Interruption", "gate": "PrefillGate", "evict": "Eviction",
+ENV_OF = {"route": "Colocation", "interrupt": "Interruption", "gate": "PrefillGate", "evict": "Eviction",
           "pull": "Migration"}
 
 

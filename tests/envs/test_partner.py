@@ -18,8 +18,9 @@ ENGINES = (HYGEN, "sarathi_pp", "vllm_priority", "echo", "vllm_fcfs")  # policie
 OPEN = ("deadline", "deadline:prefix_caching=on,waiting_order=prefix", "deadline:preempted=swap,offline_chunk=64")
 ORDERED = ("admitter:rule=index", "admitter:rule=index,w_output=1.0,waiting_order=arrival,refresh_s=0")
 KEEPING = ("deadline:prefix_caching=on", "sarathi_pp:prefix_caching=on", "sglang")  # with a prefix cache
-BESIDE = {"ooco_gym/Batching-v1": ENGINES, "ooco_gym/Admission-v2": ORDERED, "ooco_gym/Retention-v1": KEEPING,
-          "ooco_gym/Serving-v1": (*OPEN, HYGEN, "vllm_priority"),
+ROUTERS = ("router:lag_s=2", "router:rule=sticky,lag_s=2,prefix_caching=on")
+BESIDE = {"ooco_gym/Batching-v1": ENGINES, "ooco_gym/Routing-v2": ROUTERS, "ooco_gym/Admission-v2": ORDERED,
+          "ooco_gym/Retention-v1": KEEPING, "ooco_gym/Serving-v1": (*OPEN, HYGEN, "vllm_priority"),
           "ooco_gym/PreemptionVictim-v1": (*OPEN[::2], *ENGINES, "vllm_lcf", "bros")}
 PAIRS = [(name, policy) for name in IDS for policy in BESIDE.get(name, POOLS)]
 PLAYED = [pair for pair in PAIRS if not refused(*pair)]

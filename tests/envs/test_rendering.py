@@ -34,7 +34,7 @@ def play(env: Any, steps: int, seed: int = 0) -> None:
             return
 
 
-@pytest.mark.parametrize("name", ["PrefillGate", "Routing", "Packing"])
+@pytest.mark.parametrize("name", ["PrefillGate", "Serving", "Packing"])
 def test_a_picture_has_the_same_size_throughout(name: str) -> None:
     env = make(name, render_mode="rgb_array")
     with pytest.raises(ooco_gym.UserError, match="reset"):

@@ -20,7 +20,7 @@ LARGE = {"rate_scale": 0.15, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}}
 ENGINE = {"rate_scale": 3.0, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}}
 OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v1": LARGE
                                              for name in ("Eviction", "Migration", "Colocation")},
-              "ooco_gym/Routing-v1": {"rate_scale": 1.8, "slo": {"ttft_s": 1.0, "tpot_s": 0.017}},
+              "ooco_gym/Routing-v2": {"rate_scale": 15.0, "slo": {"ttft_s": 0.6, "tpot_s": 0.02}},
               "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENGINE,
               "ooco_gym/Retention-v1": {**ENGINE, "rate_scale": 2.0},
               "ooco_gym/PreemptionVictim-v1": {"rate_scale": 0.12, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}},

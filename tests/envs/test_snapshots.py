@@ -24,7 +24,7 @@ NAMES = ("PrefillGate", "Eviction", "Migration", "Packing", "OnlineTuning", "Col
 
 @cache
 def environment(name: str, copy: int = 0) -> Any:
-    return make(f"ooco_gym/{name}-v1")
+    return make(f"ooco_gym/{name}-v{1 + (name == 'Routing')}")
 
 
 def walk(env: Any, steps: int, seed: int) -> list[Any]:

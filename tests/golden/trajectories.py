@@ -14,14 +14,13 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v1" for name in (
     "Batching", "Colocation", "OnlineTuning", "Eviction", "PrefillGate", "Migration", "Packing", "Interruption",
-    "PreemptionVictim", "Retention", "Routing", "RuleChoice", "Serving")) + (
+    "PreemptionVictim", "Retention", "RuleChoice", "Serving")) + (
         "ooco_gym/Admission-v2", "ooco_gym/EvictionPredicted-v1", "ooco_gym/Gating-v2",
-        "ooco_gym/MigrationPredicted-v1")
+        "ooco_gym/MigrationPredicted-v1", "ooco_gym/Routing-v2")
 MODES = ("NextStep", "SameStep", "Disabled")
 STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
-SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
-            "ooco_gym/OnlineTuning-v1": {"window_s": 120.0},  # a decision every 5 s
+SHORT_OF = {"ooco_gym/OnlineTuning-v1": {"window_s": 120.0},  # a decision every 5 s
             "ooco_gym/Admission-v2": {"window_s": 180.0},  # one every 10 s, as in
             "ooco_gym/RuleChoice-v1": {"window_s": 180.0}}
 # Other arguments than the defaults of conf/env, which a few environments are also played with.
@@ -34,8 +33,7 @@ OTHERWISE: dict[str, dict[str, dict[str, Any]]] = {
     "ooco_gym/Migration-v1": {"16 candidates": {"candidates": 16}},
     "ooco_gym/Packing-v1": {"3 levels": {"levels": [0.6, 0.8, 1.0], "interval_s": 0.5}},
     "ooco_gym/OnlineTuning-v1": {"2 controls": {"controls": {"slo_margin": 0.1, "max_pull": 4}, "interval_s": 2.0}},
-    "ooco_gym/Routing-v1": {"mixed instances": {"scenario": {"cluster": "mixed_7b", "rate_scale": 0.1, "offline": {
-        "mode": "rate", "rate": 3.0}}, "base_policy": "vllm_priority", "window_s": 40.0}},
+    "ooco_gym/Routing-v2": {"shift fleet": {"shift": "fleet", "window_s": 8.0, "warmup_s": 10.0}},
     "ooco_gym/Colocation-v1": {"varied": {"vary": {"rate_scale": [0.04, 0.08], "offline.rate": [0.5, 2.0]}}},
 }
 

@@ -203,10 +203,12 @@ def scenario(random: Random) -> Case:
 def environment(random: Random) -> Case:
     """An environment with random arguments, played at random."""
     name = random.choice(sorted(ENVIRONMENTS))
-    mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim"))
+    mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim", "Routing"))
     if mixed:
         base_policy, limits = random.choice((*OPEN_BASES, "echo", "sarathi_pp", "vllm_priority", "niyama",
                                              "hygen:latency_budget_s=0.04")), ENGINES
+        if "Routing" in name:  # which needs several
+            base_policy, limits = random.choice(("router", "router:rule=sticky")), {"mixed_7b": ENGINES["mixed_7b"]}
         if "Admission" in name:  # whose weights are set
             base_policy = "admitter:rule=index"
     else:
@@ -216,8 +218,6 @@ def environment(random: Random) -> Case:
         base_policy = random.choice(("ooco", "ooco:slo_margin=0.5"))
     if "Gating-v2" in name:  # whose `reserve` is set
         base_policy = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
-    if "Routing" in name:
-        limits = {"fleet_16": POOLS["fleet_16"]}
     fields = load_of(random, limits)
     del fields["seed"]
     short = 0.3 if fields["cluster"] == "fleet_16" else 1.0
