@@ -16,8 +16,7 @@ ALL = ["PrefillGate", "Eviction", "Interruption", "Migration", "Packing", "Onlin
 
 def make(name, **arguments):
     register_all()
-    place = f"ooco_gym/{name}-v{1 + (name == 'Routing')}"
-    return gym.make(place, disable_env_checker=True, **{**SHORT, **arguments}).unwrapped
+    return gym.make(f"ooco_gym/{name}", disable_env_checker=True, **{**SHORT, **arguments}).unwrapped
 
 
 def play(env, act):
