@@ -22,8 +22,9 @@ among equals the first:
   longest prefix of the request, if that is `cache_threshold` of its prompt and the loads n are in
   balance (the largest is at most `balance_abs` above the least, or at most `balance_rel` times it);
   else as `requests`.
+- `none`: all scores are one, and only learned weights choose.
 
-All but `latency` are multiplied by the instance's seconds per prompt token, over the mean of all,
+All but `latency` and `none` are multiplied by the instance's seconds per prompt token, over the mean of all,
 to the power `speed_share`. Requests sent since the last observation count `sent_weight`. `drain` is
 the share of the time since then in which an instance is predicted to have computed the prompts
 ahead. With `lag_s` 0, `waiting_weight` 1 and `speed_share` 0, `requests` is `deadline`, request by
@@ -56,8 +57,8 @@ from ooco_gym.policy.rules import is_weighted
 from ooco_gym.policy.weights import Layout
 from ooco_gym.sim.costs import length, random_below
 
-RULES = ("requests", "power_of_two", "latency", "lmetric", "sticky")
-REQUESTS, POWER_OF_TWO, LATENCY, LMETRIC, STICKY = range(len(RULES))
+RULES = ("requests", "power_of_two", "latency", "lmetric", "sticky", "none")
+REQUESTS, POWER_OF_TWO, LATENCY, LMETRIC, STICKY, NONE = range(len(RULES))
 OWN = (
     Param("rule", "score by which online requests are routed", choices=RULES),
     Param("lag_s", "largest age of the observations of instances, seconds", 0.0, 60.0),
@@ -136,6 +137,9 @@ def score_by_rule(state, slot):
         figures = state.memory[instance]
         if rule == LATENCY:
             figures[v.SCORE] = figures[v.LATENCY_S] + p[Q.decode_tokens] * figures[v.STEP_S]
+            continue
+        if rule == NONE:
+            figures[v.SCORE] = 1.0
             continue
         score = load_of(state, instance) + 1.0
         if rule == LMETRIC:
