@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -176,3 +177,23 @@ def test_any_weights_leave_scores_that_can_be_compared(folder: Path, data: st.Da
     for episode, _, chosen in decisions(setup):
         scores = episode.state.memory[:, v.SCORE]
         assert (scores >= 0.0).all() and np.isfinite(scores).any() and chosen == np.argmin(scores)
+
+
+def test_without_a_rule_the_weights_alone_choose(folder: Path) -> None:
+    chosen = [(episode.state.memory[:, v.LATENCY_S].argmin(), one)
+              for episode, _, one in decisions(weighted(folder, weights={"rank": 1.0}, rule="none"))]
+    assert len({one for _, one in chosen}) > 1 and all(first == one for first, one in chosen)
+    assert {one for _, _, one in decisions(setup_of(rule="none"))} == {0}
+
+
+def test_routing_is_charged_for_what_violates_an_slo() -> None:
+    env: Any = gym.make("ooco_gym/Routing-v2", window_s=40.0, warmup_s=5.0,
+                        scenario={"workload": "doc_qa", "rate_scale": 9.0}).unwrapped
+    env.reset(seed=1)
+    rewards, over = [], False
+    while not over:
+        rewards.append(env.step(len(rewards) % 4 + 2))
+        over = rewards[-1][3]
+    missed = rewards[-1][4]["summary"]["online_violated"]
+    assert sum(one[1] for one in rewards) == pytest.approx(-10.0 * missed) and missed > 0
+    assert sum(one[1] for one in rewards[:5]) < 0.0  # before any deadline has passed
