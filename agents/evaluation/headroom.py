@@ -38,6 +38,7 @@ from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes
 
 CLOSED = 0.02  # of the best heuristic's offline service: a smaller gain is called none
+CHOSEN_ON = 8  # validation windows, on which the best heuristic is chosen
 VIOLATIONS = 0.03  # heuristics that violate more are considered only if all do
 
 
@@ -183,7 +184,7 @@ def main(cfg: Any) -> dict[str, Any]:
         if config["heuristic"] is not None:
             there, name = as_base_policy(env, str(config["heuristic"]), made)
             by_name(make_env(there).unwrapped, name)  # raises if it is unknown here
-    heuristic = config["heuristic"] or best_heuristic(env, windows(split_seeds(env, "validation"), len(games)))
+    heuristic = config["heuristic"] or best_heuristic(env, windows(split_seeds(env, "validation"), CHOSEN_ON))
     records = list(in_processes(partial(play_window, config, env, heuristic), games, config["workers"],
                                 "planning known windows"))
     settings = {key: config[key] for key in ("seeds", "parts", "sweeps", "decisions", "horizon_s", "oracle")}
