@@ -25,7 +25,8 @@ from gymnasium.vector import AutoresetMode
 
 from agents.environments import OBSERVATION_KEYS, Window, decision_names, levels_of, make_env, observed_shapes
 from agents.evaluation.scoring import METRICS
-from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run
+from agents.policies.linear import LINEAR_FILE
+from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_linear_run, load_run
 from ooco_gym.cli.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
@@ -269,6 +270,9 @@ def load_learned(folder: str) -> LearnedPolicy:
                             "environment; simulate that policy with it")
         shapes = {key: tuple(policy.manifest["inputs"][key]["shape"]) for key in OBSERVATION_KEYS}
         return LearnedPolicy(policy.decide_unchecked, shapes, tuple(policy.decisions), environment_of(folder))
+    if (Path(folder) / LINEAR_FILE).is_file():
+        scorer, decisions, config = load_linear_run(folder)
+        return LearnedPolicy(scorer.decide, scorer.shapes, decisions, dict(config["env"]))
     run = load_run(folder)
     return LearnedPolicy(run.decide_batch, observed_shapes(run.space, run.actor.levels), run.decisions,
                          dict(run.config["env"]))
@@ -325,7 +329,7 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
 
 def _is_policy(folder: Path) -> bool:
     """Whether a folder holds one policy: a run, or an export."""
-    return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE))
+    return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE, LINEAR_FILE))
 
 
 def environment_of(folder: str | Path) -> dict[str, Any]:

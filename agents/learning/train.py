@@ -11,6 +11,7 @@ from agents.environments import SPLITS, split_seeds
 from agents.learning import resuming
 from agents.learning.algorithms import check_agent
 from agents.policies.runs import POLICY_FILE
+from agents.search import linear
 from agents.search.command import search, show
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
@@ -40,6 +41,10 @@ def main(cfg: Any) -> dict[str, Any]:
         show(summary, Path(config["out"]))
         return summary
     _check(config)
+    if linear.is_linear(config["agent"]):
+        summary = linear.search(config, Path(config["out"]), started)
+        linear.show(summary, Path(config["out"]))
+        return summary
     require("train")
     from agents.learning.training import learn  # with torch
 
@@ -63,7 +68,8 @@ def _tracked_search(config: Mapping[str, Any]) -> Any:
 
 def _check(config: Mapping[str, Any]) -> None:
     """Checks a user's values."""
-    check_agent(group(config, "agent"))
+    if not linear.is_linear(group(config, "agent")):
+        check_agent(group(config, "agent"))
     whole(config, "total_timesteps", 1)
     whole(config, "seed", 0, most=LARGEST_SEED)
     whole(config, "threads", 1)

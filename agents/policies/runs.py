@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import decision_names, levels_of, make_env
+from agents.environments import decision_names, levels_of, make_env, observed_shapes
+from agents.policies.linear import LINEAR_FILE, LinearScorer, load_linear
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
@@ -28,8 +29,8 @@ POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.z
 CHECKPOINTS = "checkpoints"
 STATE_FILE = Path(CHECKPOINTS) / "latest.state"  # from which a stopped run resumes
 SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE = "policy.yaml", "weights.npz", "generations.csv"  # of a search
-_LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, "progress.csv", CHECKPOINTS, "wandb", "tensorboard",
-         "bundle", SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE)
+_LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, LINEAR_FILE, "progress.csv", CHECKPOINTS, "wandb",
+         "tensorboard", "bundle", SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE)
 
 
 class LoadedRun:
@@ -113,6 +114,19 @@ def load_run(folder: str | Path) -> LoadedRun:
                         f"has changed since: {' '.join(str(error).split())[:200]}") from error
 
 
+def load_linear_run(folder: str | Path) -> tuple[LinearScorer, tuple[str, ...], dict[str, Any]]:
+    """Loads the scorer of a run of `agent=cma_linear`, the names of its decisions, and its configuration.
+
+    Raises:
+        UserError: a file is missing, damaged, or of another environment.
+    """
+    config = read_config(Path(folder))
+    with reading_back(), closing(make_env(config["env"])) as env:
+        levels = levels_of(env.action_space)
+        return (load_linear(Path(folder) / LINEAR_FILE, observed_shapes(env.observation_space, levels), levels),
+                decision_names(env), config)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Reads the configuration of a run, which has `env` and `agent`."""
     path = folder / CONFIG_FILE
@@ -157,7 +171,7 @@ def holds_run(folder: Path) -> bool:
 
 def learned(folder: Path) -> bool:
     """Whether a folder's training run has left anything that was learned: a policy, a state, a summary."""
-    if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE, SEARCHED_FILE)):
+    if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE, SEARCHED_FILE, LINEAR_FILE)):
         return True
     if any(True for pattern in ("step_*.zip", STATE_FILE.name) for _ in (folder / CHECKPOINTS).glob(pattern)):
         return True
