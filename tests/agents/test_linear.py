@@ -23,7 +23,8 @@ def decided(weights: list[float], mask: list[int], cluster: tuple[float, float] 
 
 
 @pytest.mark.parametrize(("weights", "mask", "action"), [
-    ([1, 0, 0, 0, 0], [1, 1, 1, 1, 1], 4), ([0, 1, 0, 0, 0], [1, 1, 1, 1, 1], 3), ([-1, 0, 0, 0, 0], [0, 1, 1, 1, 1], 2),
+    ([1, 0, 0, 0, 0], [1, 1, 1, 1, 1], 4), ([0, 1, 0, 0, 0], [1, 1, 1, 1, 1], 3),
+    ([-1, 0, 0, 0, 0], [0, 1, 1, 1, 1], 2),
     ([1, 0, 0, 0, 9], [1, 1, 1, 1, 1], 0),  # no: 9 times the decision's own place
     ([-9, -9, 0, 0, 0], [0, 1, 1, 1, 1], 2),  # never the base policy's action where another one is legal
     ([1, 0, 0, 0, 0], [0, 1, 0, 0, 0], 1), ([1, 0, 0, 0, 9], [0, 1, 1, 0, 0], 2)])
@@ -57,7 +58,8 @@ def test_a_scorer_is_read_as_it_was_written_and_refused_elsewhere(tmp_path) -> N
 
 @pytest.mark.parametrize("env", ["gating", "retention"])
 def test_a_run_is_a_policy_like_any_other(tmp_path, env) -> None:
-    words = [f"env={env}", "agent=cma_linear", "agent.windows=1", "agent.population=4", "window_s=60", "env.warmup_s=30"]
+    words = [f"env={env}", "agent=cma_linear", "agent.windows=1", "agent.population=4", "window_s=60",
+             "env.warmup_s=30"]
     assert main(["train", *words, "total_timesteps=400", "validation.windows=2", "validation.window_s=60",
                  f"out={tmp_path}/R"]) == 0
     found = json.loads((tmp_path / "R" / "summary.json").read_text("utf-8"))

@@ -1,0 +1,162 @@
+"""`ooco-gym benchmark`: what standard algorithms learn from nothing in each environment (docs/benchmarks.md).
+
+Each run is a command of its own, `ooco-gym train env=… agent=… seed=…`, in a process of its own and a folder of its
+own; then `ooco-gym evaluate` plays all runs of an environment, random actions, the base policy and the best heuristic
+on the same held-out windows. What has ended is kept, so the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agents.evaluation.heuristics import BASE, RANDOM
+from agents.evaluation.scoring import interval_of
+from agents.policies.runs import SUMMARY_FILE
+from agents.settings import plain, positive, whole
+from ooco_gym.documents import read_mapping
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.files import write_json
+from ooco_gym.metrics.crossed import iqm
+from ooco_gym.report import Table, with_interval
+from ooco_gym.resources import load_yaml, names
+
+EVALUATED = "evaluation.json"
+SET_UP_S = 20.0  # of a run, beside its `max_wall_s`: imports, and compiled code that is loaded
+
+
+class Job(NamedTuple):
+    """A command, the folder of its results, the file that it leaves at its end, and how long it may take."""
+
+    words: list[str]
+    out: Path
+    ends_with: str
+    expected_s: float
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended well."""
+        return (self.out / self.ends_with).is_file()
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Trains and evaluates, and writes benchmarks.json after every environment.
+
+    Raises:
+        UserError: an unknown environment or agent, or a number that is out of range.
+    """
+    config, started = plain(cfg), time.monotonic()
+    for key in ("seeds", "episodes", "workers", "total_timesteps"):
+        whole(config, key, 1)
+    positive(config, "max_wall_s")
+    chosen, out = _chosen(config), Path(config["out"])
+    training = {name: list(trainings(config, name, out / name)) for name in chosen}
+    evaluating = {name: evaluation(config, name, out / name) for name in chosen}
+    left = [job for jobs in training.values() for job in jobs if not job.done] + [
+        job for job in evaluating.values() if not job.done]
+    hours = sum(job.expected_s for job in left) / config["workers"] / 3600.0
+    print(f"{len(left)} of {sum(map(len, training.values())) + len(evaluating)} runs are left: about {hours:.1f} hours "
+          f"with workers={config['workers']}", flush=True)
+    found: dict[str, Any] = {}
+    failed: list[str] = []
+    with ThreadPoolExecutor(config["workers"]) as pool:
+        for name in chosen:
+            failed += filter(None, pool.map(_run, training[name]))
+            failed += filter(None, [_run(evaluating[name])])
+            if evaluating[name].done:
+                found[name] = summarised(out / name, config["agents"])
+            write_json(out / "benchmarks.json", {"settings": _settings(config), "environments": found})
+    table(found).show()
+    for words in failed:
+        print(f"failed: {words}")
+    return {"command": "benchmark", "environments": found, "failed": failed, "wall_s": time.monotonic() - started}
+
+
+def _chosen(config: Mapping[str, Any]) -> list[str]:
+    """The environments that are asked for, in the order of `first`, then of their names."""
+    known = [*config["first"], *(name for name in names("env") if name not in config["first"])]
+    asked = known if config["envs"] is None else config["envs"]
+    asked = [asked] if isinstance(asked, str) else list(asked)
+    for name in asked:
+        if name not in known:
+            raise unknown("environment", name, known)
+    for name in config["agents"]:
+        if name not in names("agent"):
+            raise unknown("agent", name, names("agent"))
+    if not config["agents"]:
+        raise UserError("agents is empty; expected names of conf/agent, such as [maskable_ppo, cma_linear]")
+    return asked
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: config[key] for key in ("seeds", "total_timesteps", "max_wall_s", "episodes", "agents")}
+
+
+def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
+    """The training runs of an environment: of each agent and seed."""
+    own = plain(config["own"]).get(name) or {}
+    for agent, settings in config["agents"].items():
+        for seed in range(1, config["seeds"] + 1):
+            folder = out / agent / f"seed_{seed}"
+            words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
+                     "max_wall_s": config["max_wall_s"], "overwrite": "true", **config["train"], **(settings or {}),
+                     **own, "out": folder}
+            yield Job(["train", *(f"{key}={value}" for key, value in words.items())], folder, SUMMARY_FILE,
+                      float(config["max_wall_s"]) + SET_UP_S)
+
+
+def evaluation(config: Mapping[str, Any], name: str, out: Path) -> Job:
+    """The evaluation of an environment's runs beside random play and rules."""
+    best = plain(config["heuristics"]).get(name, BASE)
+    rules = list(dict.fromkeys([RANDOM, BASE, best]))
+    policies = [*(str(out / agent) for agent in config["agents"]), *(f'"{rule}"' for rule in rules)]
+    words = ["evaluate", f"env={name}", f"policies=[{','.join(policies)}]", f"episodes={config['episodes']}",
+             "workers=1", f"out={out / 'evaluation'}"]
+    return Job(words, out / "evaluation", EVALUATED, float(config["max_wall_s"]))
+
+
+def _run(job: Job) -> str | None:
+    """Runs a command unless it has ended well before; returns its words if it fails."""
+    if job.done:
+        return None
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.out.parent / f"{job.out.name}.log", "w", encoding="utf-8") as log:
+        done = subprocess.run([sys.executable, "-m", "ooco_gym", *job.words], stdout=log, stderr=log, check=False)
+    return None if done.returncode == 0 and job.done else f"ooco-gym {' '.join(job.words)} ({log.name})"
+
+
+def summarised(out: Path, agents: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns each policy's interquartile mean of rewards a second over runs and windows, with its 95 % interval, its
+    violation rate, and of agents the curves: decisions and validation rewards of each seed."""
+    played, window_s = read_mapping(out / "evaluation" / EVALUATED)["records"]["none"], load_yaml(
+        "env", out.name)["window_s"]
+    policies: dict[str, Any] = {}
+    for policy, records in played.items():
+        runs = len({record.get("run") for record in records})
+        rewards = np.array([record["reward"] for record in records]).reshape(runs, -1) / window_s
+        value, low, high = interval_of(rewards, iqm)
+        late = float(np.mean([record["summary"]["violation_rate"] for record in records]))
+        policies[policy] = {"iqm": value, "low": low, "high": high, "violation_rate": late, "runs": runs}
+    for agent in agents:
+        summaries = [read_mapping(path) for path in sorted((out / agent).glob(f"seed_*/{SUMMARY_FILE}"))]
+        policies[agent]["curves"] = [
+            {"timesteps": [one["timesteps"] for one in summary["validation"]],
+             "reward": [one["reward"] for one in summary["validation"]]} for summary in summaries]
+        policies[agent]["timesteps"] = [summary["timesteps"] for summary in summaries]
+        policies[agent]["wall_s"] = [round(summary["wall_s"]) for summary in summaries]
+    return policies
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """The table that the command prints."""
+    rows = [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"), f"{one['violation_rate']:.1%}"]
+            for name, policies in found.items() for policy, one in policies.items()]
+    return Table("Interquartile mean of rewards a second, on held-out windows", (
+        "environment", "policy", "reward a second (95 %)", "violations"), rows)
