@@ -106,10 +106,18 @@ def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
         for seed in range(1, config["seeds"] + 1):
             folder = out / agent / f"seed_{seed}"
             words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
-                     "max_wall_s": config["max_wall_s"], "overwrite": "true", **config["train"], **(settings or {}),
-                     **own, "out": folder}
+                     "max_wall_s": config["max_wall_s"], "overwrite": "true", **_flat(config["train"]),
+                     **_flat({"agent": settings or {}}), **_flat(own), "out": folder}
             yield Job(["train", *(f"{key}={value}" for key, value in words.items())], folder, SUMMARY_FILE,
                       float(config["max_wall_s"]) + SET_UP_S)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by the keys of a command line."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def evaluation(config: Mapping[str, Any], name: str, out: Path) -> Job:

@@ -23,7 +23,9 @@ ADMITTER = ("admitter:prefix_caching=on,waiting_order=prefix,refresh_s=1.0,chunk
             "headroom_share=0.1261,give_up_share=0.005838")
 # Two searches over Admission-v2's conditions: of one order with its weight of predicted outputs, and of an index.
 SINGLE = {"policy.rule": "shared_work", "policy.output_weight": 0.1992}
-INDEX = {"policy.rule": "index", "policy.w_work": 1.0, "policy.output_weight": 0.2}
+INDEX = {"policy.rule": "index", "policy.output_weight": 0.5366, "policy.w_output": -0.7226, "policy.w_spread": -0.4847,
+    "policy.w_work": 1.539, "policy.w_shared": 0.09391, "policy.w_age": 0.0938, "policy.w_output_memory": 1.293,
+    "policy.w_output_waiting": -0.01118}
 SEEDS = ("9501:9576", "9601:9676")
 WINDOW = {"duration_s": 600.0, "warmup_s": 300.0}
 ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "rate_scale": 1.4}

@@ -8,13 +8,14 @@ import pytest
 
 from agents.benchmark import summarised, trainings
 from ooco_gym.cli import main
-from ooco_gym.resources import load_yaml
+from ooco_gym.documents import read_yaml
+from ooco_gym.resources import conf_root
 
-SHORT = ["train={window_s: 60.0, validation.windows: 2, validation.window_s: 60.0, env.warmup_s: 30.0}"]
+SHORT = ["train.window_s=60", "train.validation.windows=2", "train.validation.window_s=60"]
 
 
 def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(tmp_path) -> None:
-    jobs = list(trainings(load_yaml("benchmark"), "batching", tmp_path))
+    jobs = list(trainings(read_yaml(conf_root() / "benchmark.yaml"), "batching", tmp_path))
     assert [str(job.out.relative_to(tmp_path)) for job in jobs] == [
         f"{agent}/seed_{seed}" for agent in ("maskable_ppo", "cma_linear") for seed in (1, 2, 3)]
     assert {"train", "env=batching", "agent=maskable_ppo", "seed=1", "window_s=60.0", "agent.n_steps=256",
@@ -23,7 +24,7 @@ def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(t
 
 
 def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:
-    words = ["benchmark", "envs=packing", "agents={cma_linear: {agent.windows: 1, agent.population: 4}}", "seeds=1",
+    words = ["benchmark", "envs=packing", "agents={cma_linear: {windows: 1, population: 4}}", "seeds=1",
              "total_timesteps=300", "episodes=2", *SHORT, f"out={tmp_path}"]
     assert main(words) == 0, capfd.readouterr()
     found = json.loads((tmp_path / "benchmarks.json").read_text("utf-8"))["environments"]["packing"]
