@@ -102,12 +102,12 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
     """The training runs of an environment: of each agent and seed."""
     own = plain(config["own"]).get(name) or {}
-    for agent, settings in config["agents"].items():
+    for agent in config["agents"]:
         for seed in range(1, config["seeds"] + 1):
             folder = out / agent / f"seed_{seed}"
             words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
                      "max_wall_s": config["max_wall_s"], "overwrite": "true", **_flat(config["train"]),
-                     **_flat({"agent": settings or {}}), **_flat(own), "out": folder}
+                     **_flat({"agent": config["own_of_agents"].get(agent) or {}}), **_flat(own), "out": folder}
             yield Job(["train", *(f"{key}={value}" for key, value in words.items())], folder, SUMMARY_FILE,
                       float(config["max_wall_s"]) + SET_UP_S)
 
@@ -140,7 +140,7 @@ def _run(job: Job) -> str | None:
     return None if done.returncode == 0 and job.done else f"ooco-gym {' '.join(job.words)} ({log.name})"
 
 
-def summarised(out: Path, agents: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
     """Returns each policy's interquartile mean of rewards a second over runs and windows, with its 95 % interval, its
     violation rate, and of agents the curves: decisions and validation rewards of each seed."""
     played, window_s = read_mapping(out / "evaluation" / EVALUATED)["records"]["none"], load_yaml(

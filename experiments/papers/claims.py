@@ -92,7 +92,7 @@ def admission_order(study: Study) -> Iterator[Test]:
     yield _over("over arrival", work, "policy.rule", "shared_work", "arrival", (1.05, None))
 
 
-@claim("One index for the order of offline requests", "learned.md#an-order-that-depends-on-the-condition",
+@claim("One index for the order of offline requests", "learned.md#what-is-worth-deciding",
         blocks=("9501:9508", "9601:9608"))
 def admission_index(study: Study) -> Iterator[Test]:
     """In twelve conditions that no search has seen, one index whose weights CMA-ES found on Admission-v2's eight serves

@@ -11,7 +11,7 @@ from ooco_gym.cli import main
 from ooco_gym.documents import read_yaml
 from ooco_gym.resources import conf_root
 
-SHORT = ["train.window_s=60", "train.validation.windows=2", "train.validation.window_s=60"]
+SHORT = ["own_of_agents.cma_linear={windows: 1, population: 4}", "train.window_s=60", "train.validation.windows=2", "train.validation.window_s=60"]
 
 
 def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(tmp_path) -> None:
@@ -24,7 +24,7 @@ def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(t
 
 
 def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:
-    words = ["benchmark", "envs=packing", "agents={cma_linear: {windows: 1, population: 4}}", "seeds=1",
+    words = ["benchmark", "envs=packing", "agents=[cma_linear]", "seeds=1",
              "total_timesteps=300", "episodes=2", *SHORT, f"out={tmp_path}"]
     assert main(words) == 0, capfd.readouterr()
     found = json.loads((tmp_path / "benchmarks.json").read_text("utf-8"))["environments"]["packing"]
@@ -37,7 +37,7 @@ def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:
 
 
 @pytest.mark.parametrize(("setting", "words"), [
-    ("envs=nothing", "nothing"), ("agents={a2c: null}", "a2c"), ("seeds=0", "seeds"), ("max_wall_s=0", "max_wall_s")])
+    ("envs=nothing", "nothing"), ("agents=[a2c]", "a2c"), ("seeds=0", "seeds"), ("max_wall_s=0", "max_wall_s")])
 def test_wrong_values_are_refused(tmp_path, capsys, setting, words) -> None:
     assert main(["benchmark", setting, f"out={tmp_path}/B"]) == 2
     assert words in capsys.readouterr().err
