@@ -164,7 +164,9 @@ def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any]) -> Table:
     """The table that the command prints."""
-    rows = [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"), f"{one['violation_rate']:.1%}"]
-            for name, policies in found.items() for policy, one in policies.items()]
+    rows = []
+    for name, policies in found.items():
+        rows += [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"),
+                  f"{one['violation_rate']:.1%}"] for policy, one in policies.items()]
     return Table("Interquartile mean of rewards a second, on held-out windows", (
         "environment", "policy", "reward a second (95 %)", "violations"), rows)

@@ -11,7 +11,8 @@ from ooco_gym.cli import main
 from ooco_gym.documents import read_yaml
 from ooco_gym.resources import conf_root
 
-SHORT = ["own_of_agents.cma_linear={windows: 1, population: 4}", "train.window_s=60", "train.validation.windows=2", "train.validation.window_s=60"]
+SHORT = ["own_of_agents.cma_linear={windows: 1, population: 4}", "train.window_s=60",
+         "train.validation.windows=2", "train.validation.window_s=60"]
 
 
 def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(tmp_path) -> None:
