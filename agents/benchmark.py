@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,8 +60,7 @@ def main(cfg: Any) -> dict[str, Any]:
     chosen, out = _chosen(config), Path(config["out"])
     training = {name: list(trainings(config, name, out / name)) for name in chosen}
     evaluating = {name: evaluation(config, name, out / name) for name in chosen}
-    left = [job for jobs in training.values() for job in jobs if not job.done] + [
-        job for job in evaluating.values() if not job.done]
+    left = [job for job in (*chain(*training.values()), *evaluating.values()) if not job.done]
     hours = sum(job.expected_s for job in left) / config["workers"] / 3600.0
     print(f"{len(left)} of {sum(map(len, training.values())) + len(evaluating)} runs are left: about {hours:.1f} hours "
           f"with workers={config['workers']}", flush=True)
@@ -154,12 +154,14 @@ def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
         policies[policy] = {"iqm": value, "low": low, "high": high, "violation_rate": late, "runs": runs}
     for agent in agents:
         summaries = [read_mapping(path) for path in sorted((out / agent).glob(f"seed_*/{SUMMARY_FILE}"))]
-        policies[agent]["curves"] = [
-            {"timesteps": [one["timesteps"] for one in summary["validation"]],
-             "reward": [one["reward"] for one in summary["validation"]]} for summary in summaries]
+        policies[agent]["curves"] = [_curve(summary["validation"]) for summary in summaries]
         policies[agent]["timesteps"] = [summary["timesteps"] for summary in summaries]
         policies[agent]["wall_s"] = [round(summary["wall_s"]) for summary in summaries]
     return policies
+
+
+def _curve(history: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {"timesteps": [one["timesteps"] for one in history], "reward": [one["reward"] for one in history]}
 
 
 def table(found: Mapping[str, Any]) -> Table:
