@@ -38,7 +38,7 @@ from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes
 
 CLOSED = 0.02  # of the best heuristic's offline service: a smaller gain is called none
-CHOSEN_ON = 8  # validation windows, on which the best heuristic is chosen
+CHOSEN_ON = 8  # validation windows, or one of each seed, on which the best heuristic is chosen
 VIOLATIONS = 0.03  # heuristics that violate more are considered only if all do
 
 
@@ -181,10 +181,14 @@ def main(cfg: Any) -> dict[str, Any]:
     games = windows(list(seeds_of(config["seeds"], known=split_seeds(env, "test"))), config["episodes"])
     with closing(make_env(env)) as made:
         window_s = made.unwrapped.config.window_s
+        if made.unwrapped.config.box:
+            raise UserError("action=box: plans are made of levels; leave action=discrete")
         if config["heuristic"] is not None:
             there, name = as_base_policy(env, str(config["heuristic"]), made)
             by_name(make_env(there).unwrapped, name)  # raises if it is unknown here
-    heuristic = config["heuristic"] or best_heuristic(env, windows(split_seeds(env, "validation"), CHOSEN_ON))
+    chosen_on = split_seeds(env, "validation")[:CHOSEN_ON]
+    heuristic = config["heuristic"] or best_heuristic(
+        env, windows(chosen_on, -(-CHOSEN_ON // len(chosen_on)) * len(chosen_on)))
     records = list(in_processes(partial(play_window, config, env, heuristic), games, config["workers"],
                                 "planning known windows"))
     settings = {key: config[key] for key in ("seeds", "parts", "sweeps", "decisions", "horizon_s", "oracle")}

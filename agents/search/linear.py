@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from gymnasium.spaces import Box
 
 from agents.environments import (
     Window,
@@ -34,6 +35,7 @@ from agents.policies.runs import CONFIG_FILE, clear
 from agents.search.optimisers import Cma
 from agents.settings import check_numbers, plain, require
 from ooco_gym.envs.vector import WINDOWS
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
 
@@ -84,6 +86,8 @@ class LinearSearch:
         self.training: list[Any] = []
         self.judges: list[Any] = []
         with closing(make_env(self.env)) as env:
+            if isinstance(env.action_space, Box):
+                raise UserError(f"agent={CMA_LINEAR} takes actions from lists; leave env.action=discrete")
             levels = levels_of(env.action_space)
             self.shapes, self.levels = observed_shapes(env.observation_space, levels), levels
         self.timesteps = self.generation = 0

@@ -67,4 +67,5 @@ def test_a_run_is_a_policy_like_any_other(tmp_path, env) -> None:
     assert main(["evaluate", f"env={env}", f"policies=[{tmp_path}/R,base_policy]", "episodes=2", "window_s=60",
                  "warmup_s=30", f"out={tmp_path}/E"]) == 0
     assert main(["train", *words, f"out={tmp_path}/R"]) == 2  # holds a run
-    assert main(["train", *words, "agent.sigma=0", f"out={tmp_path}/S"]) == 2
+    for wrong in ("agent.sigma=0", "agent.windows=0"):
+        assert main(["train", *words, wrong, f"out={tmp_path}/S"]) == 2
