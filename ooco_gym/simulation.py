@@ -174,8 +174,7 @@ class Simulation:
         `whole` (as in `simulate`), an episode ends once all SLO violations are certain."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
-        if self.scenario.cluster.retention and chosen.kept_by is None:
-            chosen = replace(chosen, kept_by=policy_of(self.scenario.cluster.retention, "retention"))
+        chosen = with_rule(chosen, self.scenario.cluster)
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
         template = EngineClock.load(self.scenario.cluster.engine_clock).template_tokens
@@ -290,6 +289,12 @@ class Simulation:
         pending = self.state.pending
         return int(call_rule(self.state, self.compiled_rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
+
+
+def with_rule(policy: Policy, cluster: Cluster) -> Policy:
+    """Returns the policy with the cluster's rule for its prefix cache, unless it was given one."""
+    given = policy.kept_by is not None or not cluster.retention
+    return policy if given else replace(policy, kept_by=policy_of(cluster.retention, "retention"))
 
 
 def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, policy: Policy) -> tuple[str, ...]:

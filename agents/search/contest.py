@@ -17,8 +17,8 @@ from ooco_gym.resources import load_yaml
 
 def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, Any]:
     """Returns the configuration of `train` for the search `name` of `options["searches"]` (settings of `agent=cma` by
-    name) in the folder `out`; `env`, `seed`, `agent` and `reference` are common to all."""
-    settings = {key: value for key, value in load_yaml("", "train").items() if key != "defaults"}
+    name) in the folder `out`; `env`, `seed`, `agent`, `reference`, and further keys of `train`, are common to all."""
+    settings = {key: options.get(key, value) for key, value in load_yaml("", "train").items() if key != "defaults"}
     return {**settings, "env": options["env"], "logger": "none", "seed": options["seed"], "overwrite": True, "out": out,
             "agent": {**options["agent"], "reference": options["reference"], **options["searches"][name]}}
 

@@ -12,12 +12,12 @@ from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.state import PARAMS as FIRST
 
 CLIENTS = 4  # clients with a weight of their own, the first ones
-SECONDS = (-1e5, 1e5, (), None, False, (-1000, 1000))  # bounds, and those of a search
+SECONDS, TIMES = ((-1e5, 1e5, (), None, False, (-most, most)) for most in (1000, 100))  # bounds, those of a search last
 PARAMS = (Param("offline_s", "seconds of an offline request", *SECONDS),
           Param("first_s", "seconds of a first turn", *SECONDS),
-          Param("turn_s", "seconds, times ln(turn)", *SECONDS),
-          Param("new_s", "seconds, times ln(1 + new tokens of the prompt) - 7", *SECONDS),
-          Param("tokens_s", "seconds, times ln(1 + tokens of prompt and answer) - 8", *SECONDS),
+          Param("turn_s", "seconds, times ln(turn)", *TIMES),
+          Param("new_s", "seconds, times ln(1 + new tokens of the prompt) - 7", *TIMES),
+          Param("tokens_s", "seconds, times ln(1 + tokens of prompt and answer) - 8", *TIMES),
           *(Param(f"client{i}_s", f"seconds of client {i}", *SECONDS) for i in range(CLIENTS)))
 K = slots(PARAMS, FIRST)
 

@@ -27,7 +27,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine
 from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
 from ooco_gym.sim.policy_context import policy_context
-from ooco_gym.simulation import Simulation, prepared, profiled
+from ooco_gym.simulation import Simulation, prepared, profiled, with_rule
 
 # Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
@@ -82,9 +82,12 @@ class Window:
         Raises:
             UserError: the policy cannot run it.
         """
+        policy = with_rule(candidate.policy, self.scenario.cluster)
         with self._lock:
-            template = self._template(candidate.policy)
-            mine = self._prepared(candidate.policy, template)
+            template = self._template(policy)
+            mine = self._prepared(policy, template)
+        if candidate.policy.kept_by is not None and not template.state.blocks.size:
+            raise UserError(next(note for note in template.notes if note.startswith("retention=")))
         state = s.copy_state(template.state)
         if candidate.weights is not None:
             state = state._replace(weights=np.ascontiguousarray(candidate.weights, np.float64))
@@ -111,8 +114,6 @@ class Window:
                *policy.engine_options.values(), None if policy.order is None else tuple(policy.vector()))
         if key not in self._templates:
             simulation = Simulation(self.scenario, policy)
-            if policy.kept_by is not None and not simulation.state.blocks.size:
-                raise UserError(next(note for note in simulation.notes if note.startswith("retention=")))
             alike = self._tables.setdefault(self.scenario.deployments, simulation.state)
             simulation.state = s.share_tables(simulation.state, alike)
             digest = digest_of(simulation.state)

@@ -28,6 +28,7 @@ from ooco_gym.sim.blocks import (
     unpin,
 )
 from ooco_gym.sim.retention import BELADY, FRESH, HINT, KNOWN, RULED, S3FIFO, TTL, TURN, history
+from ooco_gym.study.population import Candidate, Population
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import context_names
 from tests.sim.harness import Episode, Setup, differences
@@ -376,6 +377,14 @@ def test_a_rule_that_returns_no_number_is_named(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(OWN.replace("mine", "odd").replace("round(1e6", "int(1e30"))
     with pytest.raises(UserError, match="rule of retention=odd returned no number of microseconds"):
         simulate(scenario_of(retention=f"{tmp_path}/odd.py:most_s=5"), "vllm_fcfs")
+
+
+def test_a_population_plays_by_the_clusters_rule() -> None:
+    scenario = replace(scenario_of(retention="offline_first"), offline={"mode": "rate", "rate": 4.0})
+    alone = Simulation(scenario, "vllm_priority")
+    assert not alone.advance()
+    found = Population([scenario.resolve()], 1).play([Candidate(get_policy("vllm_priority"))])
+    assert found["service"][0, 0] == alone.state.totals.service_ps / s.PS_PER_S / scenario.duration_s
 
 
 def test_a_rule_that_cannot_be_compiled_is_named_with_its_file(tmp_path: Path) -> None:
