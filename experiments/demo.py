@@ -22,7 +22,7 @@ from ooco_gym.errors import UserError, end_if_interrupted, whole_number
 from ooco_gym.policy.registry import RETENTION, policy_named, spelling_of
 from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.render.reading import held_windows
-from ooco_gym.report import Section, console, curve, minus, percent, plot, write_page
+from ooco_gym.report import Section, console, curve, joined, minus, percent, plot, write_page
 from ooco_gym.report.pages import Plot
 
 if TYPE_CHECKING:
@@ -52,22 +52,25 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     search_s = time.monotonic() - begun
     played = {START: steps[0][1], **rules, **{name: str(searched_policy(out / name)) for name in found},
               LEARNED: steps[-1][1]}
-    each = {rule: rule for rule in [*played.values(), *(rule for _, rule in steps)]}
-    outcomes, _ = play_held_out(options["env"], each, count)
+    each = [*played.values(), *(rule for _, rule in steps)]
+    outcomes, _ = play_held_out(options["env"], dict(zip(each, each, strict=True)), count)
     held = {name: {"service": outcomes[rule]["service"], "violation_rate": rates_of(outcomes[rule])}
             for name, rule in played.items()}
     games = windows(split_seeds(options["env"], "test"), count)
     random = [one["summary"] for one in play_heuristic(options["env"], RANDOM, games)]
-    held[RANDOM] = {key: np.array([one[name] for one in random]) for key, name in (
-        ("service", "offline_reference_gpu_s_per_s"), ("violation_rate", "violation_rate"))}
+    held[RANDOM] = {"service": np.array([one["offline_reference_gpu_s_per_s"] for one in random]),
+                    "violation_rate": np.array([one["violation_rate"] for one in random])}
     held = dict(sorted(held.items(), key=lambda one: one[1]["service"].sum()))
     learned = learned_figures(held, found, options["bound"])
-    rows = [{"policy": name, **{key: values.tolist() for key, values in one.items()}} for name, one in held.items()]
+    rows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": one["violation_rate"].tolist()}
+            for name, one in held.items()]
     outcome = replace(held_windows(rows, START, VIOLATION_BUDGET), sentence=sentence(learned))
     outcome.show()
     path = write_page(out / REPORT_FILE, TITLE, [
         Section("", plots=[_curve([(at, outcomes[rule]["service"].mean()) for at, rule in steps], held)]),
-        Section("Held-out windows", tables=outcome.tables(), notes=outcome.notes), _learning(found)], outcome.sentence)
+        Section("Held-out windows", tables=outcome.tables(), notes=[f"`{START}` is the rule with the weights that it "
+                f"began with; {joined(list(found))} were searched for as long; the others are as "
+                f"they are, and `{options['bound']}` knows what comes."]), _learning(found)], outcome.sentence)
     console().print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "learned": learned, "searches": found, "held_out": rows, "report": REPORT_FILE,
             "wall_s": {"search": search_s, "held_out": time.monotonic() - begun - search_s}}
@@ -130,7 +133,7 @@ def _curve(steps: Sequence[tuple[int, float]], held: Mapping[str, Mapping[str, n
 def _learning(found: Mapping[str, Mapping[str, Any]]) -> Section:
     """Returns a section on what was learned, and on the searches."""
     docs = {one.name: one.doc for one in policy_named(str(found[LEARNED]["searched"])).params}
-    lines = [f"`{name}` = {value:g}: {docs[name]}" for name, value in found[LEARNED]["parameters"].items()]
+    lines = [f"`{name}` = {minus(f'{value:g}')}: {docs[name]}" for name, value in found[LEARNED]["parameters"].items()]
     lines += [f"search `{name}`: {one['numbers']} parameters of `{one['searched'].partition(':')[0]}`, "
               f"{one['candidates']:,} candidates, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
               for name, one in found.items()]

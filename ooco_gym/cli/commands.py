@@ -89,7 +89,7 @@ def commands() -> dict[str, str]:
 # Removed commands and keys of commands, and what to use instead.
 REMOVED = {**dict.fromkeys(
                ("demo seeds", "demo duration_s", "demo start_s"),
-               "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' simulates the day"),
+               "'ooco-gym simulate cluster.retention=demo/learned/policy.yaml duration_s=86400' simulates a day"),
            "demo learn": "'ooco-gym compare' compares heuristics without a search",
            **dict.fromkeys(("capacity policy", "compare policy", "plan policy"), "policies=[NAME] takes one, too"),
            "capacity peak.sample": "the idle floor is of the requests that are played",

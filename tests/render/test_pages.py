@@ -123,7 +123,7 @@ def test_a_policy_is_called_as_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("demo duration_s=60", "duration_s is no longer a key of demo; 'ooco-gym compare policies=[demo/"),
+    ("demo duration_s=60", "duration_s is no longer a key of demo; 'ooco-gym simulate cluster.retention=demo/"),
     ("report runs=[A]", "ooco-gym report is no longer there; simulate.html has plots"),
     ("simulate policy=sjf", "policy 'sjf' is no longer there; take policy=past_future"),
     ("compare sustain=true", "sustain is no longer a key of compare; 'ooco-gym capacity'"),

@@ -380,11 +380,15 @@ def test_a_rule_that_returns_no_number_is_named(tmp_path: Path) -> None:
 
 
 def test_a_population_plays_by_the_clusters_rule() -> None:
-    scenario = replace(scenario_of(retention="offline_first"), offline={"mode": "rate", "rate": 4.0})
-    alone = Simulation(scenario, "vllm_priority")
-    assert not alone.advance()
-    found = Population([scenario.resolve()], 1).play([Candidate(get_policy("vllm_priority"))])
-    assert found["service"][0, 0] == alone.state.totals.service_ps / s.PS_PER_S / scenario.duration_s
+    violations = []
+    for rule in ("offline_first", "lru"):
+        scenario = replace(scenario_of(retention=rule), rate_scale=0.6, offline={"mode": "rate", "rate": 4.0})
+        alone = Simulation(scenario, "vllm_priority")
+        assert not alone.advance()
+        found = Population([scenario.resolve()], 1).play([Candidate(get_policy("vllm_priority"))])
+        assert found["violated"] == alone.state.totals.violations
+        violations.append(int(alone.state.totals.violations))
+    assert violations[0] < violations[1]
 
 
 def test_a_rule_that_cannot_be_compiled_is_named_with_its_file(tmp_path: Path) -> None:
