@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agents.search.optimisers import CMA
+from agents.search.optimisers import CMA, CMA_LINEAR
 from agents.settings import MOST, check_numbers, number, positive, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
@@ -32,7 +32,7 @@ def check_agent(agent: Settings) -> None:
         UserError: an unknown algorithm, or a value out of range.
     """
     if agent.get("name") not in ALGORITHMS:
-        raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA])
+        raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA, CMA_LINEAR])
     check_numbers(agent, "agent", {"n_envs": 1, "hidden": 1, "batch_size": 2, "n_epochs": 1},
                   positives=("clip_range", "max_grad_norm"), numbers=("learning_rate", "vf_coef"))
     if agent.get("n_steps") is None:

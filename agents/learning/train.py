@@ -13,7 +13,7 @@ from agents.learning.algorithms import check_agent
 from agents.policies.runs import POLICY_FILE
 from agents.search import linear
 from agents.search.command import search, show
-from agents.search.optimisers import is_search
+from agents.search.optimisers import is_linear, is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
 
 
@@ -41,7 +41,7 @@ def main(cfg: Any) -> dict[str, Any]:
         show(summary, Path(config["out"]))
         return summary
     _check(config)
-    if linear.is_linear(config["agent"]):
+    if is_linear(config["agent"]):
         summary = linear.search(config, Path(config["out"]), started)
         linear.show(summary, Path(config["out"]))
         return summary
@@ -68,7 +68,7 @@ def _tracked_search(config: Mapping[str, Any]) -> Any:
 
 def _check(config: Mapping[str, Any]) -> None:
     """Checks a user's values."""
-    if not linear.is_linear(group(config, "agent")):
+    if not is_linear(group(config, "agent")):
         check_agent(group(config, "agent"))
     whole(config, "total_timesteps", 1)
     whole(config, "seed", 0, most=LARGEST_SEED)

@@ -102,6 +102,9 @@ def load_run(folder: str | Path) -> LoadedRun:
     if found is not None:
         raise UserError(f"'{folder}' holds a search over whole episodes, whose policy needs no network: give {found} "
                         "wherever a policy's name is accepted")
+    if (path / LINEAR_FILE).is_file():
+        raise UserError(f"'{folder}' holds a linear scorer, which evaluate plays, and no network to export or read: "
+                        "train agent=maskable_ppo for one")
     for name in (kept, CONFIG_FILE):
         if not (path / name).is_file():
             raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of "

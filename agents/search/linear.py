@@ -32,20 +32,14 @@ from agents.evaluation.players import BatchPlayer, close_all, play
 from agents.evaluation.scoring import feasible_first
 from agents.policies.linear import LinearScorer
 from agents.policies.runs import CONFIG_FILE, clear
-from agents.search.optimisers import Cma
+from agents.search.optimisers import CMA_LINEAR, Cma
 from agents.settings import check_numbers, plain, require
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
 
-CMA_LINEAR = "cma_linear"  # `agent.name`
 SCALED_BY = 4096  # legal candidates, and clusters, of random play that scale the features
-
-
-def is_linear(agent: Mapping[str, Any]) -> bool:
-    """Whether an agent's configuration asks for a search over a linear scorer."""
-    return agent.get("name") == CMA_LINEAR
 
 
 def search(config: dict[str, Any], out: Path, started: float) -> dict[str, Any]:

@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 
-CMA = "cma"  # `agent.name`
+CMA, CMA_LINEAR = "cma", "cma_linear"  # `agent.name`
 
 
 def is_search(agent: Mapping[str, Any]) -> bool:
     """Whether an agent's configuration asks for a search over whole episodes."""
     return agent.get("name") == CMA
+
+
+def is_linear(agent: Mapping[str, Any]) -> bool:
+    """Whether an agent's configuration asks for a search over a linear scorer."""
+    return agent.get("name") == CMA_LINEAR
 
 
 class Cma:

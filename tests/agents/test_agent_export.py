@@ -12,7 +12,7 @@ from agents.environments import OBSERVATION_KEYS, make_env
 from agents.learning import train
 from agents.policies import export
 from agents.policies.runs import load_run
-from agents.search.optimisers import is_search
+from agents.search.optimisers import is_linear, is_search
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.runtime import Policy
@@ -120,7 +120,7 @@ def same_on_the_way(env_config, run, policy):
 
 # One configuration of each algorithm.
 AGENTS = {agent["name"]: name for name in names("agent")
-          if not is_search(agent := composed("train", f"agent={name}")["agent"])}
+          if not is_search(agent := composed("train", f"agent={name}")["agent"]) and not is_linear(agent)}
 
 
 @pytest.mark.parametrize("name", sorted(AGENTS.values()))

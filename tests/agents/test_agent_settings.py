@@ -11,12 +11,12 @@ def test_every_agent_is_called_by_the_name_it_is_chosen_by():
 
     from agents.learning.algorithms import ALGORITHMS
     from agents.policies.runs import recipe_of
-    from agents.search.optimisers import CMA
+    from agents.search.optimisers import CMA, CMA_LINEAR
     from ooco_gym.resources import names
 
     agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
     assert {name: recipe_of(agent) for name, agent in agents.items()} == {name: name for name in agents}
-    assert {agent["name"] for agent in agents.values()} == {*ALGORITHMS, CMA}
+    assert {agent["name"] for agent in agents.values()} == {*ALGORITHMS, CMA, CMA_LINEAR}
 
 
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
