@@ -1,4 +1,4 @@
-"""`ooco-gym benchmark`: what standard algorithms learn from nothing in each environment (docs/benchmarks.md).
+"""`ooco-gym benchmark`: what standard algorithms learn from nothing in each environment (docs/training.md).
 
 Each run is a command of its own, `ooco-gym train env=… agent=… seed=…`, in a process of its own and a folder of its
 own; then `ooco-gym evaluate` plays all runs of an environment, random actions, the base policy and the best heuristic
