@@ -2,7 +2,8 @@
 
 Each run is a command of its own, `ooco-gym train env=… agent=… seed=…`, in a process of its own and a folder of its
 own; then `ooco-gym evaluate` plays all runs of an environment, random actions, the base policy and the best heuristic
-on the same held-out windows. What has ended is kept, so the same command goes on where it was stopped.
+on the same held-out windows. What has ended is kept, so the same command goes on where it was stopped; a run whose
+command is another one than before is made anew.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, filterfalse
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,16 +44,27 @@ class Job(NamedTuple):
     expected_s: float
 
     @property
+    def command(self) -> str:
+        """What one types for it."""
+        return f"ooco-gym {' '.join(self.words)}"
+
+    @property
+    def log(self) -> Path:
+        """What it printed, after its command."""
+        return self.out.parent / f"{self.out.name}.log"
+
+    @property
     def done(self) -> bool:
-        """Whether it has ended well."""
-        return (self.out / self.ends_with).is_file()
+        """Whether this command, and no other one, has ended well."""
+        return (self.out / self.ends_with).is_file() and self.log.is_file() and self.log.read_text(
+            "utf-8").startswith(f"{self.command}\n")
 
 
 def main(cfg: Any) -> dict[str, Any]:
     """Trains and evaluates, and writes benchmarks.json after every environment.
 
     Raises:
-        UserError: an unknown environment or agent, or a number that is out of range.
+        UserError: an unknown environment or agent, a number that is out of range, or a run that failed.
     """
     config, started = plain(cfg), time.monotonic()
     for key in ("seeds", "episodes", "workers", "total_timesteps"):
@@ -60,43 +73,39 @@ def main(cfg: Any) -> dict[str, Any]:
     chosen, out = _chosen(config), Path(config["out"])
     training = {name: list(trainings(config, name, out / name)) for name in chosen}
     evaluating = {name: evaluation(config, name, out / name) for name in chosen}
-    left = [job for job in (*chain(*training.values()), *evaluating.values()) if not job.done]
+    new = {name: list(filterfalse(attrgetter("done"), jobs)) for name, jobs in training.items()}
+    left = [*chain(*new.values()), *(job for name, job in evaluating.items() if new[name] or not job.done)]
     hours = sum(job.expected_s for job in left) / config["workers"] / 3600.0
     print(f"{len(left)} of {sum(map(len, training.values())) + len(evaluating)} runs are left: about {hours:.1f} hours "
           f"with workers={config['workers']}", flush=True)
-    found: dict[str, Any] = {}
-    failed: list[str] = []
+    found, failed = dict[str, Any](), list[str]()
+    settings = {key: config[key] for key in ("seeds", "total_timesteps", "max_wall_s", "episodes", "agents")}
     with ThreadPoolExecutor(config["workers"]) as pool:
         for name in chosen:
-            failed += filter(None, pool.map(_run, training[name]))
-            failed += filter(None, [_run(evaluating[name])])
+            failed += filter(None, pool.map(_run, new[name]))
+            if not all(job.done for job in training[name]):
+                continue
+            if new[name] or not evaluating[name].done:
+                failed += filter(None, [_run(evaluating[name])])
             if evaluating[name].done:
                 found[name] = summarised(out / name, config["agents"])
-            write_json(out / "benchmarks.json", {"settings": _settings(config), "environments": found})
+            write_json(out / "benchmarks.json", {"settings": settings, "environments": found})
     table(found).show()
-    for words in failed:
-        print(f"failed: {words}")
-    return {"command": "benchmark", "environments": found, "failed": failed, "wall_s": time.monotonic() - started}
+    if failed:
+        raise UserError(f"{len(failed)} runs failed, and benchmarks.json lacks them; the same command runs them again: "
+                        f"{failed[0]}")
+    return {"command": "benchmark", "environments": found, "wall_s": time.monotonic() - started}
 
 
 def _chosen(config: Mapping[str, Any]) -> list[str]:
     """The environments that are asked for, in the order of `first`, then of their names."""
-    known = [*config["first"], *(name for name in names("env") if name not in config["first"])]
+    known = list(dict.fromkeys([*config["first"], *names("env")]))
     asked = known if config["envs"] is None else config["envs"]
     asked = [asked] if isinstance(asked, str) else list(asked)
-    for name in asked:
-        if name not in known:
-            raise unknown("environment", name, known)
-    for name in config["agents"]:
-        if name not in names("agent"):
-            raise unknown("agent", name, names("agent"))
-    if not config["agents"]:
-        raise UserError("agents is empty; expected names of conf/agent, such as [maskable_ppo, cma_linear]")
+    for kind, those, all_of_them in (("environment", asked, known), ("agent", config["agents"], names("agent"))):
+        for name in set(those) - set(all_of_them):
+            raise unknown(kind, name, all_of_them)
     return asked
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: config[key] for key in ("seeds", "total_timesteps", "max_wall_s", "episodes", "agents")}
 
 
 def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
@@ -131,13 +140,14 @@ def evaluation(config: Mapping[str, Any], name: str, out: Path) -> Job:
 
 
 def _run(job: Job) -> str | None:
-    """Runs a command unless it has ended well before; returns its words if it fails."""
-    if job.done:
-        return None
+    """Runs a command; returns it if it fails."""
     job.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(job.out.parent / f"{job.out.name}.log", "w", encoding="utf-8") as log:
+    (job.out / job.ends_with).unlink(missing_ok=True)
+    with open(job.log, "w", encoding="utf-8") as log:
+        log.write(f"{job.command}\n")
+        log.flush()
         done = subprocess.run([sys.executable, "-m", "ooco_gym", *job.words], stdout=log, stderr=log, check=False)
-    return None if done.returncode == 0 and job.done else f"ooco-gym {' '.join(job.words)} ({log.name})"
+    return None if done.returncode == 0 and job.done else f"{job.command} ({job.log} has what it printed)"
 
 
 def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
@@ -149,26 +159,20 @@ def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
     for policy, records in played.items():
         runs = len({record.get("run") for record in records})
         rewards = np.array([record["reward"] for record in records]).reshape(runs, -1) / window_s
-        value, low, high = interval_of(rewards, iqm)
         late = float(np.mean([record["summary"]["violation_rate"] for record in records]))
-        policies[policy] = {"iqm": value, "low": low, "high": high, "violation_rate": late, "runs": runs}
+        policies[policy] = {**dict(zip(("iqm", "low", "high"), interval_of(rewards, iqm), strict=True)),
+                            "violation_rate": late, "runs": runs}
     for agent in agents:
         summaries = [read_mapping(path) for path in sorted((out / agent).glob(f"seed_*/{SUMMARY_FILE}"))]
-        policies[agent]["curves"] = [_curve(summary["validation"]) for summary in summaries]
+        policies[agent]["curves"] = [summary["validation"] for summary in summaries]
         policies[agent]["timesteps"] = [summary["timesteps"] for summary in summaries]
         policies[agent]["wall_s"] = [round(summary["wall_s"]) for summary in summaries]
     return policies
 
 
-def _curve(history: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    return {"timesteps": [one["timesteps"] for one in history], "reward": [one["reward"] for one in history]}
-
-
 def table(found: Mapping[str, Any]) -> Table:
     """The table that the command prints."""
-    rows = []
-    for name, policies in found.items():
-        rows += [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"),
-                  f"{one['violation_rate']:.1%}"] for policy, one in policies.items()]
+    rows = [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"), f"{one['violation_rate']:.1%}"]
+            for name, policies in found.items() for policy, one in policies.items()]
     return Table("Interquartile mean of rewards a second, on held-out windows", (
         "environment", "policy", "reward a second (95 %)", "violations"), rows)

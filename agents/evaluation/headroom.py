@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from agents.environments import Window, check_ours, env_of, make_env, split_seeds, windows
-from agents.evaluation.heuristics import BASE, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of
+from agents.evaluation.heuristics import BASE, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of, play_heuristic
 from agents.evaluation.play_outs import PlayOuts
-from agents.evaluation.players import play
+from agents.evaluation.scoring import VIOLATION_LIMIT, feasible_first
 from agents.settings import plain, positive, whole
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError
@@ -39,7 +39,6 @@ from ooco_gym.study.runs import in_processes
 
 CLOSED = 0.02  # of the best heuristic's offline service: a smaller gain is called none
 CHOSEN_ON = 8  # validation windows, or one of each seed, on which the best heuristic is chosen
-VIOLATIONS = 0.03  # heuristics that violate more are considered only if all do
 
 
 # --- Plans ------------------------------------------------------------------------------------------------------------
@@ -117,48 +116,41 @@ def play_window(config: Mapping[str, Any], env_config: Mapping[str, Any], heuris
                 ) -> dict[str, Any]:
     """Plays one window with random actions, the base policy, the best heuristic, its plan and the oracle."""
     record: dict[str, Any] = {"window": list(window)}
+    played = {name: play_heuristic(env_config, name, [window], 1)[0] for name in {RANDOM, BASE, heuristic}}
     for name, player in (("random", RANDOM), ("base_policy", BASE), ("heuristic", heuristic)):
-        there, by = _configured(env_config, player)
-        (played,) = play(there, Heuristic(by), [window], 1)
-        record[name] = {"reward": played["reward"], "decisions": played["decisions"], **_figures(played["summary"])}
-    if config["ceiling"]:
-        there, by = _configured(env_config, heuristic)
+        one = played[player]
+        record[name] = {"reward": one["reward"], "decisions": one["decisions"],
+                        "service": one["summary"]["offline_reference_gpu_s_per_s"],
+                        "violations": one["summary"]["violation_rate"]}
+    if not config["ceiling"]:
+        return record
+    total = record["heuristic"]["decisions"]
+    with closing(make_env(env_config)) as made:
+        env = made.unwrapped
+        there, by = as_base_policy(env_config, heuristic, env)
+        if config["oracle"]:
+            scenario = under(env.config, config["oracle"], "oracle").window(*window)
+            run = simulate(scenario, env.config.base_policy).summary
+            record["oracle"] = {"service": run["offline"]["reference_gpu_s_per_s"],
+                                "violations": run["online"]["violation_rate"]}
+        planned = env.episodes.controls is not None
+        if planned:
+            found = _planned(env, window, total, config["parts"], config["sweeps"])
+    if not planned:
         with closing(make_env(there)) as made:
-            env = made.unwrapped
-            total = record["heuristic"]["decisions"]
-            if env.episodes.controls is not None:
-                found = _planned(env, window, total, config["parts"], config["sweeps"])
-            else:
-                found = _rolled_out(env, window, total, by, config["decisions"], config["horizon_s"])
-            record.update(found, plan=max(found["plan"], record["heuristic"]["reward"]))
-            if config["oracle"]:
-                scenario = under(env.config, config["oracle"], "oracle").window(*window)
-                run = simulate(scenario, env.config.base_policy).summary
-                record["oracle"] = {"service": run["offline"]["reference_gpu_s_per_s"],
-                                    "violations": run["online"]["violation_rate"]}
-    return record
-
-
-def _configured(env_config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    """The configuration with which a heuristic plays, and its name there."""
-    with closing(make_env(env_config)) as env:
-        return as_base_policy(env_config, name, env)
-
-
-def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    return {"service": summary["offline_reference_gpu_s_per_s"], "violations": summary["violation_rate"]}
+            found = _rolled_out(made.unwrapped, window, total, by, config["decisions"], config["horizon_s"])
+    return {**record, **found, "plan": max(found["plan"], record["heuristic"]["reward"])}
 
 
 def best_heuristic(env_config: Mapping[str, Any], games: Sequence[Window]) -> str:
     """The heuristic with the highest mean reward on `games`, among those that keep the violation budget if any does."""
     with closing(make_env(env_config)) as env:
         listed = [one.name for one in heuristics_of(env.unwrapped)]
-    scores: dict[str, tuple[bool, float]] = {}
+    scores = {}
     for name in listed:
-        there, by = _configured(env_config, name)
-        played = play(there, Heuristic(by), games)
-        kept = float(np.mean([one["summary"]["violation_rate"] for one in played])) <= VIOLATIONS
-        scores[name] = kept, float(np.mean([one["reward"] for one in played]))
+        played = play_heuristic(env_config, name, games)
+        rate = float(np.mean([one["summary"]["violation_rate"] for one in played]))
+        scores[name] = feasible_first(rate, float(np.mean([one["reward"] for one in played])), VIOLATION_LIMIT)
     return max(scores, key=lambda name: scores[name])
 
 
@@ -184,8 +176,7 @@ def main(cfg: Any) -> dict[str, Any]:
         if made.unwrapped.config.box:
             raise UserError("action=box: plans are made of levels; leave action=discrete")
         if config["heuristic"] is not None:
-            there, name = as_base_policy(env, str(config["heuristic"]), made)
-            by_name(make_env(there).unwrapped, name)  # raises if it is unknown here
+            by_name(made.unwrapped, as_base_policy(env, str(config["heuristic"]), made)[1])  # raises if it is unknown
     chosen_on = split_seeds(env, "validation")[:CHOSEN_ON]
     heuristic = config["heuristic"] or best_heuristic(
         env, windows(chosen_on, -(-CHOSEN_ON // len(chosen_on)) * len(chosen_on)))

@@ -48,6 +48,17 @@ def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, 
     return feasible, gain if feasible else -violations
 
 
+def validated(timesteps: int, records: Records) -> dict[str, float]:
+    """Means of validation windows after so many decisions."""
+    entry = {"timesteps": timesteps, "reward": float(np.mean([one["reward"] for one in records])),
+             "violation_rate": float(np.mean([one["summary"].get("violation_rate", 0.0) for one in records])),
+             "windows": len(records)}
+    for key in ("offline_reference_gpu_s_per_s", "output_tokens_per_s", "wasted_tokens_per_s"):
+        if all(key in one["summary"] for one in records):
+            entry[key] = float(np.mean([one["summary"][key] for one in records]))
+    return entry
+
+
 def upper_violation_limit(rates: np.ndarray, violated: Any = None, arrived: Any = None) -> float | None:
     """Upper 95 % limit of violation rates (runs, windows); None for a single window, or if no online request arrived.
 

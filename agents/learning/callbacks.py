@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.environments import Window
 from agents.evaluation.players import BatchPlayer, play
-from agents.evaluation.scoring import feasible_first
+from agents.evaluation.scoring import feasible_first, validated
 from agents.learning.vector import GymnasiumVecEnv
 from agents.policies.networks import Actor
 from ooco_gym.envs.buffers import BASE_ACTION, DECLINE_ACTION
@@ -292,13 +292,7 @@ class Validation(_Periodic):
     def validate(self) -> None:
         """Runs the validation windows now, and saves the policy if it is the best."""
         with self._clock.counting("validation"):
-            records = self._play()
-        entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
-                 "violation_rate": float(np.mean([r["summary"].get("violation_rate", 0.0) for r in records])),
-                 "windows": len(records)}
-        for key in ("offline_reference_gpu_s_per_s", "output_tokens_per_s", "wasted_tokens_per_s"):
-            if all(key in record["summary"] for record in records):
-                entry[key] = float(np.mean([record["summary"][key] for record in records]))
+            entry = validated(int(self.num_timesteps), self._play())
         self.history.append(entry)
         for key, value in entry.items():
             self.logger.record(f"validation/{key}", value)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from agents.environments import levels_of, split_seeds, training_env, windows, with_length
 from agents.evaluation.players import close_all
@@ -26,7 +25,6 @@ from agents.policies.networks import check_action_space, check_observation_space
 from agents.policies.runs import imitated, recipe_of
 from agents.settings import plain
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
 from ooco_gym.report import show_notes
 
 
@@ -80,8 +78,7 @@ class Training:
             if self.config.get("overwrite"):
                 runs.clear(self.out)
         self.ready = time.monotonic()  # imports and compiling are over
-        with atomic_write(self.out / runs.CONFIG_FILE) as temporary:
-            temporary.write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
+        runs.write_config(self.out, self.config)
         known = None if self.state is None else int(self.model.num_timesteps)
         self.logger = build_logger(self.out, self.logging, self.config, known)
         self.opened.callback(self.logger.close)

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from agents.environments import decision_names, levels_of, make_env, observed_shapes
 from agents.policies.linear import LINEAR_FILE, LinearScorer, load_linear
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
-from ooco_gym.files import MOST_UNZIPPED, bounded_zip
+from ooco_gym.files import MOST_UNZIPPED, atomic_write, bounded_zip
 from ooco_gym.own_code import reading_back
 from ooco_gym.policy.registry import RETENTION
 
@@ -128,6 +129,12 @@ def load_linear_run(folder: str | Path) -> tuple[LinearScorer, tuple[str, ...], 
         levels = levels_of(env.action_space)
         return (load_linear(Path(folder) / LINEAR_FILE, observed_shapes(env.observation_space, levels), levels),
                 decision_names(env), config)
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Writes the configuration of a run."""
+    with atomic_write(folder / CONFIG_FILE) as temporary:
+        temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -10,15 +10,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agents.environments import make_env
-from agents.policies.runs import CONFIG_FILE, SEARCHED_FILE, clear, searched_policy
+from agents.policies.runs import SEARCHED_FILE, clear, searched_policy, write_config
 from agents.search.episodes import Search
 from agents.search.judging import SCORES, format_score
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
 from ooco_gym.errors import UserError, is_number, unknown
-from ooco_gym.files import atomic_write
 from ooco_gym.policy.registry import policy_named, spelling_of
 from ooco_gym.resources import load_yaml
 
@@ -37,8 +34,7 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
     if not resumed:
         if config.get("overwrite"):
             clear(out)
-        with atomic_write(out / CONFIG_FILE) as temporary:
-            temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        write_config(out, config)
     logger = None if tracked is None else tracked(out, found.memory.candidates if resumed else None)
     try:
         found.run(partial(_log, logger))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from gymnasium.spaces import Box
 
 from agents.environments import (
@@ -29,17 +28,16 @@ from agents.environments import (
     with_length,
 )
 from agents.evaluation.players import BatchPlayer, close_all, play
-from agents.evaluation.scoring import feasible_first
+from agents.evaluation.scoring import feasible_first, validated
 from agents.policies.linear import LinearScorer
-from agents.policies.runs import CONFIG_FILE, clear
+from agents.policies.runs import clear, write_config
 from agents.search.optimisers import CMA_LINEAR, Cma
 from agents.settings import check_numbers, plain, require
 from ooco_gym.envs.vector import WINDOWS
-from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.errors import UserError, signal_of
 from ooco_gym.report.terminal import Bar, progress
 
-SCALED_BY = 4096  # legal candidates, and clusters, of random play that scale the features
+SCALED_BY = 4096  # decisions of random play whose clusters and legal candidates scale the features
 
 
 def search(config: dict[str, Any], out: Path, started: float) -> dict[str, Any]:
@@ -56,9 +54,7 @@ def search(config: dict[str, Any], out: Path, started: float) -> dict[str, Any]:
     found = LinearSearch(config, agent, out, started)
     if config.get("overwrite"):
         clear(out)
-    out.mkdir(parents=True, exist_ok=True)
-    with atomic_write(out / CONFIG_FILE) as temporary:
-        temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_config(out, config)
     try:
         with progress(CMA_LINEAR, int(config["total_timesteps"])) as bar:
             found.run(bar)
@@ -88,6 +84,8 @@ class LinearSearch:
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
         self.judging_s = 0.0
+        self.judged_at = -1  # decisions before the last validation
+        self.signal: dict[str, str] = {}
 
     def run(self, bar: Bar) -> None:
         """Searches until the decisions or the seconds are used, or an interrupt; validates the last mean."""
@@ -112,10 +110,10 @@ class LinearSearch:
                 if self.timesteps >= due + int(self.checks["every_steps"]):
                     due = self.timesteps
                     self._judge(scorer)
-            if self.history[-1]["timesteps"] != self.timesteps:
+            if self.judged_at != self.timesteps:
                 self._judge(scorer)
-        except KeyboardInterrupt:
-            self.stopped_by = "interrupt"
+        except KeyboardInterrupt as error:
+            self.stopped_by, self.signal = "interrupt", signal_of(error)
 
     def _windows(self, count: int) -> list[Window]:
         """The windows of the present generation, drawn from the training split."""
@@ -126,11 +124,11 @@ class LinearSearch:
         random, clusters, candidates = np.random.default_rng(self.seed), [], []
 
         def decide(cluster: np.ndarray, table: np.ndarray, mask: np.ndarray, decision: np.ndarray) -> np.ndarray:
-            if sum(map(len, clusters)) < SCALED_BY:
+            if len(clusters) * len(cluster) < SCALED_BY:
                 clusters.append(np.array(cluster, np.float64))
-            if not self.levels and sum(map(len, candidates)) < SCALED_BY:
-                rows = table.reshape(len(table), *self.shapes["candidates"])
-                candidates.append(np.array(rows[mask[:, -rows.shape[1]:] > 0], np.float64))
+                if not self.levels:
+                    rows = table.reshape(len(table), *self.shapes["candidates"])
+                    candidates.append(np.array(rows[mask[:, -rows.shape[1]:] > 0], np.float64))
             if self.levels:
                 return random.integers(self.levels, size=(len(mask), len(self.levels)))
             return random_legal(mask, random)
@@ -150,27 +148,26 @@ class LinearSearch:
 
     def _judge(self, scorer: LinearScorer) -> None:
         """Plays the validation windows, and saves the scorer if it is the best."""
-        begun = time.monotonic()
-        limit = float(self.checks["violation_limit"])
-        entry: dict[str, float] = {"timesteps": self.timesteps}
-        if self.checks.get("windows"):
-            games = windows(split_seeds(self.env, "validation"), int(self.checks["windows"]))
-            records = play(self.judged_env, BatchPlayer(scorer.decide), games, envs=self.judges)
-            entry |= {"reward": float(np.mean([one["reward"] for one in records])), "windows": len(records)}
-            entry["violation_rate"] = float(np.mean([one["summary"]["violation_rate"] for one in records]))
+        begun, self.judged_at = time.monotonic(), self.timesteps
+        if not self.checks.get("windows"):  # the last one is kept
+            scorer.save(self.out)
+            return
+        games = windows(split_seeds(self.env, "validation"), int(self.checks["windows"]))
+        entry = validated(self.timesteps, play(self.judged_env, BatchPlayer(scorer.decide), games, envs=self.judges))
         self.history.append(entry)
-        if self.best is None or "reward" not in entry or (
-                feasible_first(entry["violation_rate"], entry["reward"], limit)
-                > feasible_first(self.best["violation_rate"], self.best["reward"], limit)):
+        if self.best is None or self._rank(entry) > self._rank(self.best):
             self.best = entry
             scorer.save(self.out)
         self.judging_s = time.monotonic() - begun
+
+    def _rank(self, entry: Mapping[str, float]) -> tuple[bool, float]:
+        return feasible_first(entry["violation_rate"], entry["reward"], float(self.checks["violation_limit"]))
 
     def summary(self) -> dict[str, Any]:
         """The summary of the run, with the keys of other agents' runs."""
         return {"command": "train", "agent": CMA_LINEAR, "env": self.config["env"]["id"], "seed": self.seed,
                 "timesteps": self.timesteps, "generations": self.generation, "stopped_by": self.stopped_by,
-                "best": self.best, "validation": self.history,
+                **self.signal, "best": self.best, "validation": self.history,
                 "validation_window_s": self.judged_env.get("window_s"), "wall_s": time.monotonic() - self.started}
 
 
@@ -183,7 +180,7 @@ def show(summary: Mapping[str, Any], out: Path) -> None:
     print(f"{summary['generations']} generations, {summary['timesteps']:,} decisions, stopped by "
           f"{summary['stopped_by']}, {summary['wall_s']:.0f} s in total")
     best = summary["best"]
-    if best and "reward" in best:
+    if best:
         print(f"kept the weights of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, violation "
               f"rate {best['violation_rate']:.2%} over {best['windows']} windows")
     print(f"policy: {out}")

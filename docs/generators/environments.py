@@ -112,9 +112,8 @@ def results(name: str) -> dict[str, Any]:
 # --- What was measured ------------------------------------------------------------------------------------------------
 def standing(found: Mapping[str, Any] | None) -> dict[str, Any]:
     """What `ooco-gym headroom` found in an environment, and what learning over whole windows has gained."""
-    if found is None or "label" not in found:
-        return {}
-    learned, told, label = found.get("learned"), "not tried", found["label"]
+    found = found or {}
+    learned, told, label = found.get("learned"), "not tried", found.get("label", "–")
     if learned:
         told = f"{_gain(learned)} {learned['of']}"
         if "over_start" in learned:
@@ -122,6 +121,8 @@ def standing(found: Mapping[str, Any] | None) -> dict[str, Any]:
                      "untrained network")
         if learned["low"] > 0.0:
             label = "open"
+    if "plan" not in found:
+        return {"label": label, "rate": "–", "cells": ["–"] * 3, "learned": told, "plan": "not played"}
     planned = f"{_gain(found['plan'])} in {found['plan']['play_outs']:,} play-outs"
     if "plan_over_constant" in found:
         planned += f"; {_gain(found['plan_over_constant'])} over each window's best constant"
@@ -130,8 +131,9 @@ def standing(found: Mapping[str, Any] | None) -> dict[str, Any]:
         planned += f"; {_gain(found['oracle'])} offline service with {changes}"
     cells = [f"{found[who]['mean']:.3f} ({percent(found[who]['violations'], 1)})"
              for who in ("random", "base_policy", "heuristic")]
+    cells[-1] += f", `{found['best_heuristic']}`"
     return {"label": label, "rate": number(found["decisions_per_s"], 2), "cells": cells, "learned": told,
-            "best": found["best_heuristic"], "plan": planned}
+            "plan": planned}
 
 
 def _gain(found: Mapping[str, Any]) -> str:
