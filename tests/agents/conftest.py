@@ -1,12 +1,9 @@
-"""Lets the tests import the environment that stands in for the gate, also in worker processes; trains one policy."""
+"""One training run that several tests read; what needs an extra is left out without it."""
 
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 # Without the extras train and export there is nothing to learn with; evaluating heuristics is tested all the same.
 _needs = {"test_agent_export.py": "onnxruntime", "test_agent_train.py": "sb3_contrib",
           "test_agent_limits.py": "sb3_contrib", "test_agent_networks.py": "sb3_contrib",
@@ -22,10 +19,9 @@ collect_ignore = [name for name, package in _needs.items() if find_spec(package)
 def run_folder(tmp_path_factory):
     """A run of 300 decisions on the double, and its summary."""
     pytest.importorskip("sb3_contrib")
-    from gating_double import train_config
-
     from agents.learning.train import main
     from ooco_gym.files import write_json
+    from tests.agents.gating_double import train_config
 
     folder = tmp_path_factory.mktemp("run")
     write_json(folder / "summary.json", main(train_config(folder)))
@@ -37,10 +33,9 @@ def tracked(tmp_path_factory):
     """A run on short windows of the gate, tracked by W&B offline: (folder, what its log holds)."""
     pytest.importorskip("sb3_contrib")
     pytest.importorskip("wandb")
-    from gating_double import real_config
-    from wandb_log import offline_run
-
     from agents.learning.train import main
+    from tests.agents.gating_double import real_config
+    from tests.agents.wandb_log import offline_run
 
     out = tmp_path_factory.mktemp("tracked") / "run"
     with pytest.MonkeyPatch.context() as patch:

@@ -104,8 +104,8 @@ class GatingDouble(gym.Env):
         return self._observation(), reward, False, self.left == 0, info
 
 
-gym.register("GatingDouble-v0", entry_point="gating_double:GatingDouble")
-CONFIG = {"id": "gating_double:GatingDouble-v0",
+gym.register("GatingDouble-v0", entry_point="tests.agents.gating_double:GatingDouble")
+CONFIG = {"id": "tests.agents.gating_double:GatingDouble-v0",
           "splits": {"train": [1, 2, 3], "validation": [11, 12], "test": [21, 22, 23]}}
 
 

@@ -6,8 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from composing import GATE
-from gating_double import CONFIG, SHORT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +15,8 @@ from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
 from ooco_gym.errors import UserError
 from ooco_gym.render.reading import evaluated
+from tests.agents.composing import GATE
+from tests.agents.gating_double import CONFIG, SHORT
 from tests.html_pages import Page
 
 SEEDS = [21, 22, 23, 24, 25, 26]
@@ -334,7 +334,7 @@ def test_windows_on_which_a_policy_was_trained_are_not_called_held_out(run_folde
 
 
 def test_a_policy_of_another_shape_is_refused(run_folder, tmp_path, monkeypatch):
-    import gating_double
+    from tests.agents import gating_double
 
     monkeypatch.setattr(gating_double, "FC", 5)
     with pytest.raises(UserError, match="was trained on observations|does not fit the environment"):

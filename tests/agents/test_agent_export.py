@@ -4,8 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from composing import composed
-from gating_double import FC, A, D, F, K, train_config
 from sb3_contrib import MaskablePPO
 
 from agents.environments import OBSERVATION_KEYS, make_env
@@ -16,6 +14,8 @@ from agents.search.optimisers import is_linear, is_search
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.runtime import Policy
+from tests.agents.composing import composed
+from tests.agents.gating_double import FC, A, D, F, K, train_config
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from gating_double import train_config
 
 from agents.learning import train
 from agents.policies.runs import clear, holds_run
 from ooco_gym.errors import UserError
+from tests.agents.gating_double import train_config
 
 QUICK = {"total_timesteps": 75, "checkpoint_every_steps": None, "validation": {"windows": 0}}
 

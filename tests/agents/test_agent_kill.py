@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gating_double import train_config
 
 from agents import suite
 from agents.learning import train
 from agents.policies.runs import STATE_FILE
 from ooco_gym.resources import load_yaml
+from tests.agents.gating_double import train_config
 
 SETTINGS = {"total_timesteps": 3000, "checkpoint_every_steps": 150,
             "validation": {"windows": 1, "every_steps": 300, "violation_limit": 0.03}}

@@ -5,12 +5,12 @@ import csv
 import numpy as np
 import pytest
 import torch
-from gating_double import composed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agents.learning.lagrangian import PIDMultiplier, cost_critic
 from agents.learning.models import timed_advantages
+from tests.agents.gating_double import composed
 
 
 @settings(deadline=None, max_examples=50)

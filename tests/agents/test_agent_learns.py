@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from composing import composed
+
+from tests.agents.composing import composed
 
 pytest.importorskip("sb3_contrib")
 from agents.environments import split_seeds, windows

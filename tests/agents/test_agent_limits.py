@@ -9,13 +9,13 @@ import warnings
 
 import numpy as np
 import pytest
-from gating_double import SHORT, real_config, train_config
 
 from agents.environments import windows
 from agents.evaluation.players import BatchPlayer, play
 from agents.learning import callbacks, train
 from agents.policies import export
 from agents.policies.runs import STATE_FILE, load_run
+from tests.agents.gating_double import SHORT, real_config, train_config
 
 SLOW = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 1}
 

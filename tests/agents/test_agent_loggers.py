@@ -3,12 +3,12 @@
 from unittest.mock import MagicMock
 
 import pytest
-from gating_double import train_config
-from wandb_log import offline_runs
 
 from agents.learning import train
 from agents.learning.loggers import build_logger
 from ooco_gym.errors import UserError
+from tests.agents.gating_double import train_config
+from tests.agents.wandb_log import offline_runs
 
 
 def test_a_training_resumed_offline_is_another_run_of_its_group(tmp_path, monkeypatch):

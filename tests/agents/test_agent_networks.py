@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from gating_double import FC, FIXED, A, D, F, GatingDouble, K
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from agents.environments import OBSERVATION_KEYS
 from agents.learning.models import CandidatePolicy, TimedRolloutBuffer
 from agents.policies.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
 from ooco_gym.errors import UserError
+from tests.agents.gating_double import FC, FIXED, A, D, F, GatingDouble, K
 
 
 def policy_of(kind=CandidatePolicy, action_space=None, **more):

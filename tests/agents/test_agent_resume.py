@@ -7,13 +7,13 @@ import signal
 import numpy as np
 import pytest
 import yaml
-from gating_double import train_config
 from sb3_contrib import MaskablePPO
 
 from agents.learning import callbacks, train
 from agents.policies.runs import STATE_FILE, load_run
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
+from tests.agents.gating_double import train_config
 
 IMITATE = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 2}
 GATING = {"id": "ooco_gym/PrefillGate-v1", "window_s": 30.0, "warmup_s": 10.0,

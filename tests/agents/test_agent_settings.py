@@ -1,18 +1,17 @@
 """What an agent's configuration may say."""
 
 import pytest
-from gating_double import train_config
 
 from ooco_gym.errors import UserError
+from tests.agents.gating_double import train_config
 
 
 def test_every_agent_is_called_by_the_name_it_is_chosen_by():
-    from composing import composed
-
     from agents.learning.algorithms import ALGORITHMS
     from agents.policies.runs import recipe_of
     from agents.search.optimisers import CMA, CMA_LINEAR
     from ooco_gym.resources import names
+    from tests.agents.composing import composed
 
     agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
     assert {name: recipe_of(agent) for name, agent in agents.items()} == {name: name for name in agents}
@@ -20,9 +19,8 @@ def test_every_agent_is_called_by_the_name_it_is_chosen_by():
 
 
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
-    from composing import composed
-
     from agents.learning.algorithms import check_agent
+    from tests.agents.composing import composed
 
     agent = train_config(tmp_path)["agent"]
     lagrangian = composed("train", "agent=pid_lagrangian")["agent"]["lagrangian"]

@@ -5,7 +5,6 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from gating_double import train_config
 
 from agents.environments import is_base_policy, make_env, windows
 from agents.evaluation import evaluate
@@ -14,6 +13,7 @@ from agents.evaluation.players import play
 from agents.policies.describing import action_meanings, action_names
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
+from tests.agents.gating_double import train_config
 
 DISCRETE = ("colocation", "eviction", "prefillgate", "migration", "packing", "interruption")
 SHORT = {"window_s": 20.0, "warmup_s": 10.0}

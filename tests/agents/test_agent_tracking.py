@@ -2,13 +2,13 @@
 
 
 import pytest
-from gating_double import composed, real_config
-from wandb_log import offline_run
 
 from agents.learning import train
 from agents.learning.loggers import STEP
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.resources import load_yaml
+from tests.agents.gating_double import composed, real_config
+from tests.agents.wandb_log import offline_run
 
 LOGGED = {
     *(f"reward/{term}_per_s" for term in TERMS), *(f"cost/{name}_per_s" for name in ("cost", "cost_ttft", "cost_tpot")),

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gating_double import GatingDouble, train_config
 
 from agents import environments
 from agents.learning import train
 from agents.policies.runs import load_run
 from ooco_gym.errors import UserError
+from tests.agents.gating_double import GatingDouble, train_config
 
 
 def actions(folder, episodes=3):

@@ -5,7 +5,6 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
-from gating_double import CONFIG, GatingDouble
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.monitor import Monitor
@@ -17,6 +16,7 @@ from agents.learning.imitation import STEPS, steps_of
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
+from tests.agents.gating_double import CONFIG, GatingDouble
 
 SAME_STEP = AutoresetMode.SAME_STEP
 SHORT = {"window_s": 20.0, "warmup_s": 10.0}

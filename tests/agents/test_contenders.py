@@ -2,7 +2,6 @@
 
 import gymnasium as gym
 import pytest
-from composing import base_policy
 
 from agents.environments import make_env, windows
 from agents.evaluation.heuristics import BASE, by_name, heuristics_of, play_heuristic
@@ -12,6 +11,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim.state import PS_PER_S
 from ooco_gym.simulation import Simulation
+from tests.agents.composing import base_policy
 
 GAMES = windows([5, 6], 2)
 

@@ -391,7 +391,7 @@ def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
 def test_a_tracked_search_logs_its_series(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     pytest.importorskip("sb3_contrib")
-    from wandb_log import offline_run
+    from tests.agents.wandb_log import offline_run
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))

@@ -5,13 +5,13 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from gating_double import SHORT
 
 import ooco_gym
 from agents.evaluation import evaluate
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Param, Policy, registry
+from tests.agents.gating_double import SHORT
 
 FILE = "def act(observation):\n    return 1\n\n\ndef wrong(observation):\n    return 99\n"
 QUICK = {"window_s": 10.0, "warmup_s": 2.0}

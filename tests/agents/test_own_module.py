@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from gating_double import CONFIG
 from gymnasium import spaces
+
+from tests.agents.gating_double import CONFIG
 
 pytest.importorskip("sb3_contrib")
 

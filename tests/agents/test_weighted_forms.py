@@ -3,9 +3,7 @@ as the compiled rule itself does there."""
 
 import ctypes
 import json
-import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from ooco_gym.runtime import Policy
 from ooco_gym.runtime.manifest import read_arrays
 from ooco_gym.sim.state import state_at
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
@@ -86,7 +83,7 @@ def in_torch(arrays, x):
 
 @pytest.mark.slow
 def test_all_forms_of_learned_deadline_set_the_same_parameters(tmp_path):
-    from c_double import COMPILERS, library
+    from tests.runtime.c_double import COMPILERS, library
 
     out = tmp_path / "bundle"
     exported("learned_deadline", out)

@@ -14,11 +14,11 @@ from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 from tests.envs.episodes_in_short import IDS, at_random, digest, make, play, refused
 
+ROOT = Path(__file__).parents[2]
 IN_ANOTHER_PROCESS = """
 import json, sys
-sys.path.insert(0, sys.argv[1])
 from tests.envs.episodes_in_short import at_random, digest, make, play
-print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in sys.argv[2:]}))
+print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in sys.argv[1:]}))
 """
 POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16": (0.3, 1.5), "pair_72b": (0.02, 0.3)}
 BASES = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=slack", "memory_gate",
@@ -33,8 +33,8 @@ BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v2": ("admit
 
 def test_same_seed_same_bytes_in_another_process():
     here = {name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in IDS}
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(Path(__file__).parents[2]), *IDS]
-    there = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, *IDS]
+    there = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     assert there == here
 
 
