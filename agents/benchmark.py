@@ -117,7 +117,8 @@ def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
             words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
                      "max_wall_s": config["max_wall_s"], "overwrite": "true", **_flat(config["train"]),
                      **_flat({"agent": config["own_of_agents"].get(agent) or {}}), **_flat(own), "out": folder}
-            yield Job(["train", *(f"{key}={value}" for key, value in words.items())], folder, SUMMARY_FILE,
+            yield Job(["train", *(f"{key}={'null' if value is None else value}" for key, value in words.items())],
+                      folder, SUMMARY_FILE,
                       float(config["max_wall_s"]) + SET_UP_S)
 
 

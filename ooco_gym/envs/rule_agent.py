@@ -1,21 +1,26 @@
-"""Registered policies as agents with Stable-Baselines3's `predict`."""
+"""Registered policies, and trained networks from files, as agents with Stable-Baselines3's `predict`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from ooco_gym.envs import short_name
 from ooco_gym.envs.decision import are_settings
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy, is_policy, list_policies, policy_of, split_name
+from ooco_gym.resources import conf_root
+from ooco_gym.runtime import INPUTS, MANIFEST_FILE
+from ooco_gym.runtime import Policy as Bundle
 
-BASE = "base_policy"
+BASE, PPO = "base_policy", "ppo"
 
 
 class RuleAgent:
@@ -48,13 +53,39 @@ class RuleAgent:
         return np.asarray(self._ask())
 
 
-def make_agent(name: str, env: Any) -> RuleAgent:
-    """Makes a registered policy an agent of an environment, for example
-    `ooco_gym.make_agent("ooco", env)`.
+class TrainedAgent:
+    """A trained network of `ooco-gym export` with Stable-Baselines3's agent interface; numpy only.
+
+    Attributes:
+        policy: the network (`ooco_gym.runtime.Policy`), whose `manifest` says how it was trained.
+    """
+
+    def __init__(self, folder: str | Path, space: gym.Space) -> None:
+        self.policy, self._space = Bundle.load(folder), space
+        trained, parts = self.policy.manifest, getattr(space, "spaces", {})
+        sizes = {key: int(np.prod(parts[key].shape)) for key in INPUTS if key in parts}
+        if sizes != {key: int(np.prod(trained["inputs"][key]["shape"])) for key in INPUTS}:
+            raise UserError(f"'{folder}' was trained on {trained['environment']}, whose observations have other sizes "
+                            f"than this environment's {sizes or space}")
+
+    def __call__(self, observation: Any) -> Any:
+        """Returns the best action for an observation, or for each of a batch."""
+        return self.predict(observation)[0]
+
+    def predict(self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
+                ) -> tuple[Any, Any]:
+        """Returns the best action for an observation (an array for a batch), and `state` unchanged."""
+        batch = _batched(observation, self._space)
+        return np.asarray((self.policy.decide_batch if batch else self.policy.decide)(observation)), state
+
+
+def make_agent(name: str, env: Any) -> RuleAgent | TrainedAgent:
+    """Makes a policy an agent of an environment, for example `ooco_gym.make_agent("ooco", env)`.
 
     Args:
-        name: a policy (`ooco`, `slack`, `ooco:interrupt=slack`), or `base_policy`, which takes
-            the other decisions.
+        name: a registered policy (`ooco`, `slack`, `ooco:interrupt=slack`); `base_policy`, which
+            takes the other decisions; `ppo`, the network that `docs/benchmarks.md` says was trained
+            on this environment; or the folder of `ooco-gym export`.
         env: an environment of ooco_gym, wrapped or not, or a native vector of them
             (`gym.make_vec`).
 
@@ -70,14 +101,20 @@ def make_agent(name: str, env: Any) -> RuleAgent:
     if not isinstance(getattr(inside, "episodes", None), Episodes):
         raise UserError(f"make_agent: {type(env).__name__} is not an environment of ooco_gym; for several episodes use "
                         "a native vector environment (gym.make_vec)")
-    seat, many = seat_of(inside.episodes, name), isinstance(inside, VectorEnv)
+    many = isinstance(inside, VectorEnv)
+    space = env.single_observation_space if many else env.observation_space
+    trained = conf_root() / "trained" / short_name(getattr(inside, "single", type(inside)).id)
+    folder = trained if name == PPO and trained.is_dir() else Path(name)
+    if (folder / MANIFEST_FILE).is_file():
+        return TrainedAgent(folder, space)
+    seat = seat_of(inside.episodes, name)
     if seat not in ("", BASE):
         raise UserError(seat)
     plural = "s" if many else ""
     ask = getattr(inside, f"base_action{plural}")
     if seat != BASE:
         ask = partial(getattr(inside, f"rule_action{plural}"), name)
-    return RuleAgent(name, ask, many, env.single_observation_space if many else env.observation_space)
+    return RuleAgent(name, ask, many, space)
 
 
 def seat_of(episodes: Episodes, name: str) -> str:

@@ -20,8 +20,10 @@ def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(t
     assert [str(job.out.relative_to(tmp_path)) for job in jobs] == [
         f"{agent}/seed_{seed}" for agent in ("maskable_ppo", "cma_linear") for seed in (1, 2, 3)]
     assert {"train", "env=batching", "agent=maskable_ppo", "seed=1", "window_s=60.0", "agent.n_steps=256",
-            "max_wall_s=180"} <= set(jobs[0].words)
+            "max_wall_s=120"} <= set(jobs[0].words)
     assert not any(word.startswith("agent.n_steps") for word in jobs[3].words)
+    first = next(trainings(read_yaml(conf_root() / "benchmark.yaml"), "packing", tmp_path))
+    assert "validation.window_s=null" in first.words
 
 
 def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 import ooco_gym
+from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, list_policies
 
 SHORT: dict[str, Any] = {"window_s": 30.0, "warmup_s": 20.0}
@@ -77,3 +80,23 @@ def test_other_environments_are_refused() -> None:
         ooco_gym.make_agent("ooco", None)
     with pytest.raises(ooco_gym.UserError, match="a native vector"):
         ooco_gym.make_agent("ooco", gym.make_vec(GATING, 2, vectorization_mode="sync", **SHORT))
+
+
+def test_an_exported_network_is_an_agent_where_it_fits(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run, bundle = tmp_path / "RUN", tmp_path / "BUNDLE"
+    assert main(["train", "env=prefillgate", "total_timesteps=1", "agent.n_envs=1", "agent.n_steps=4", "window_s=30",
+                 "validation.windows=0", "env.warmup_s=20", f"out={run}"]) == 0
+    assert main(["export", f"policy={run}", "forms=[npz]", "checks=10", f"out={bundle}"]) == 0
+    env: Any = gym.make(GATING, **SHORT)
+    agent = ooco_gym.make_agent(str(bundle), env)
+    observation, _ = env.reset(seed=1)
+    for _ in range(20):
+        action, state = agent.predict(observation, "mine")
+        assert state == "mine" and env.unwrapped.action_masks()[int(action)]
+        batch = {key: np.stack([part, part]) for key, part in observation.items()}
+        assert agent.predict(batch)[0].tolist() == [int(action)] * 2
+        observation = env.step(action)[0]
+    for other in (gym.make("ooco_gym/OnlineTuning-v1", **SHORT), gym.make("ooco_gym/Retention-v1", **SHORT)):
+        with pytest.raises(ooco_gym.UserError, match="other sizes"):
+            ooco_gym.make_agent(str(bundle), other)
