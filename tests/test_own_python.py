@@ -12,7 +12,6 @@ import pytest
 from agents.evaluation.players import environment_of, start_of
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.guard import Guarded
 from ooco_gym.study.runs import in_processes
 from ooco_gym.vllm import deciding
 from ooco_gym.vllm.deciding import MOST_IN_A_ROW, STALL_S, Decider
@@ -111,24 +110,15 @@ def test_a_file_that_ends_the_process_is_an_error(tmp_path: Path, monkeypatch: p
 
 
 def test_no_rule_ends_a_server() -> None:
-    """Neither inside vLLM nor behind `Guarded`."""
-
     class Ends:
-        manifest: ClassVar[dict[str, Any]] = {"name": "ends"}
         values: ClassVar[dict[str, Any]] = {}
 
         def compose(self, engine: Any, belief: Any) -> Any:
             raise SystemExit(1)
 
-        def decide(self, observation: Any, mask: Any) -> Any:
-            raise SystemExit(1)
-
     made = Decider(Settings())
     made.rule = Ends()
     assert made.decide(engine_of, waits) is None and made.watch.counts["fallbacks:raised"] == 1
-
-    assert Guarded(Ends(), lambda observation, mask: 7).decide({}) == 7
-
 
 def test_a_rule_that_stalls_is_counted_and_rests() -> None:
     """After the first time, when its code may be loaded, what comes late is not followed."""

@@ -5,7 +5,6 @@ of its inputs. The scheduler inside vLLM, which runs the simulator's rules, is i
 """
 
 from ooco_gym.runtime.bundle import ParameterPolicy, Policy
-from ooco_gym.runtime.guard import REASONS, Guarded
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     INPUTS,
@@ -18,6 +17,5 @@ from ooco_gym.runtime.manifest import (
 )
 from ooco_gym.runtime.writing import write_bundle, write_parameters_bundle
 
-__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "REASONS", "REFERENCE_FILE", "SCHEMA",
-           "SCHEMA_FILE", "Guarded", "ParameterPolicy", "Policy", "read_manifest", "write_bundle",
-           "write_parameters_bundle"]
+__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "REFERENCE_FILE", "SCHEMA", "SCHEMA_FILE",
+           "ParameterPolicy", "Policy", "read_manifest", "write_bundle", "write_parameters_bundle"]

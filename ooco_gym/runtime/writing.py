@@ -63,8 +63,8 @@ def write_parameters_bundle(
         interval_s: seconds between decisions.
         constants: values of the rule's other parameters in training, if they differ from the rule's
             defaults.
-        seen: smallest and largest value of each feature in training, (2, F): the range trusted by
-            the guard.
+        seen: smallest and largest value of each feature in training, (2, F): outside of it
+            the C form says so.
         training: `data` (a mapping), `seeds` (a list) and other facts.
         scores: each with `metric`, `mean`, `ci_low`, `ci_high`, `n_windows`.
         trained_for: `slo` (a mapping), `loads` (a list of mappings).
