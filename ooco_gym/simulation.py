@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics import summarise
 from ooco_gym.peak import title_of
-from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.policy.policy import ENGINE_OPTIONS
 from ooco_gym.report.terminal import remark
+from ooco_gym.run import RunRecord
 from ooco_gym.scenario import DAY_S, LONGEST_S, ResolvedScenario, Scenario
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
@@ -29,7 +29,7 @@ from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.sim.retention import LONGEST_US
-from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
+from ooco_gym.workload import Trace, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import open_note
@@ -38,59 +38,13 @@ from ooco_gym.workload.sharing import shared_tokens
 NOTED_SHARE = 0.01  # share of prompt tokens
 
 
-@dataclass(frozen=True)
-class Run:
-    """Result of a simulation. Times in the arrays are picoseconds since the start of the warm-up."""
-
-    scenario: ResolvedScenario
-    policy: str
-    params: dict[str, Any]
-    requests: np.ndarray  # REQUEST[n]
-    instances: np.ndarray  # INSTANCE[m]
-    itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (bins of 2 %)
-    window_s: tuple[float, float]  # in which service is measured
-    counters: dict[str, int]  # `sim.state.Totals`
-    samples: dict[str, np.ndarray]  # from `_sample`, time first: (T,) or (T, instances)
-    simulated_s: float
-    wall_s: float
-    notes: tuple[str, ...] = ()  # sentences on what the trace's reader repaired, dropped or doubts
-    class_id: np.ndarray | None = None  # int8[n], indices in `scenario.classes`; None without classes
-    due_ps: np.ndarray | None = None  # int64[n], deadlines of requests; None if none has one
-    turns: Turns | None = None  # dependencies of closed sessions; None if sessions are open
-    host_blocks: int | None = None  # of host memory as second tier of the prefix cache; None without one
-    arrivals_s: tuple[float, float] | None = None  # in which arriving requests count; None: `window_s`
-    done: Edge | None = None  # what was done between the window's edges; None: not recorded
-    start_tokens: np.ndarray | None = None  # int32[n], `Edge.computed_tokens` at the window's start
-    least_ps: np.ndarray | None = None  # int64[2, n], `sim.build.least_ps`
-
-    @property
-    def arrival_window_s(self) -> tuple[float, float]:
-        """Start and end of the time in which arriving requests count; for a trace simulated to its
-        last request's end, the window is longer."""
-        return self.arrivals_s or self.window_s
+class Run(RunRecord):
+    """Result of a simulation (`ooco_gym.run.RunRecord`), with its metrics."""
 
     @property
     def summary(self) -> dict[str, Any]:
         """The protocol's metrics (`ooco_gym.metrics.summarise`)."""
         return summarise(self)
-
-    @property
-    def range_warnings(self) -> list[str]:
-        """Sentences on sizes of this run beyond the ranges that its chips' numbers were fitted on."""
-        served = self.requests["generated_tokens"] > 0
-        if not served.any():
-            return []
-        prompt, context = self.requests["prompt_tokens"][served], self.requests["generated_tokens"][served]
-        context += prompt
-        sampled = [self.samples[key] for key in ("urgent", "offline") if len(self.samples.get(key, ()))]
-        batch = max((int(counts.max()) for counts in sampled), default=None)
-        tokens = int(prompt.max())
-        budget = self.params.get("max_num_batched_tokens", self.params.get("chunk_size"))
-        if budget and all(role == "mixed" for role, _ in self.scenario.deployments):
-            tokens = min(tokens, int(budget))  # longer prompts come in chunks
-        longest = {"max_batch": batch, "max_tokens": tokens, "max_context": int(context.max())}
-        deployments = dict.fromkeys(one for _, one in self.scenario.deployments)
-        return list(dict.fromkeys(line for one in deployments for line in validity_warnings(one, **longest)))
 
 
 def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[float, float]]:

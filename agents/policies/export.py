@@ -20,13 +20,14 @@ from agents.policies.runs import LoadedRun, imitated, load_run
 from agents.settings import plain, require, whole
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.policy import get_policy, is_policy, policy_of
 from ooco_gym.policy.registry import known_of
-from ooco_gym.policy.weights import write_linear_bundle
+from ooco_gym.resources import load_yaml
 from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, REFERENCE_FILE, Policy, read_manifest, write_bundle
 from ooco_gym.runtime.manifest import read_arrays
 from ooco_gym.runtime.networks import Sizes, built
-from ooco_gym.runtime.writing import FORMS, VECTORS
+from ooco_gym.runtime.writing import FORMS, VECTORS, feature_row, write_parameters_bundle
 from ooco_gym.sim.retention import BELADY
 
 _TOLERANCE = 1e-4
@@ -52,7 +53,7 @@ def main(cfg: Any) -> dict[str, Any]:
         _write_anew(Path(source), out, forms, config)
     elif not Path(source).is_dir() and is_policy(source):
         named = {"name": config["name"]} if config.get("name") else {}
-        write_linear_bundle(out, get_policy(source), known=known_of(source), forms=forms, **named)
+        write_linear_bundle(out, get_policy(source), known_of(source), forms=forms, **named)
     else:
         require("export")
         run = load_run(source)
@@ -125,6 +126,51 @@ def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, 
             if key not in ("schema", "manifest_sha256", "files", "forms", "reference")}
     kept["name"] = config.get("name") or kept["name"]
     write_bundle(out, kept, read_arrays(source / ARRAYS_FILE), read_arrays(source / REFERENCE_FILE), forms)
+
+
+def write_linear_bundle(folder: Path, policy: RulePolicy, known: Mapping[str, Any], **how: Any) -> Path:
+    """Writes the bundle of a policy with a file of weights into a folder, and returns the folder.
+
+    Args:
+        policy: the rule with its parameters.
+        known: manifest entries on the training: `training`, `trained_for`, `scores`, `seen` (by feature).
+        how: `name`, `forms` for `write_parameters_bundle`.
+
+    Raises:
+        UserError: the policy has no such weights, or names no file; or a form cannot be written.
+    """
+    if policy.layout is None:
+        raise UserError(f"policy '{policy.name}' has no weights, so an engine needs no bundle; expected a learned "
+                        "policy, such as learned_deadline, or a run of ooco-gym train")
+    if policy.linear is None:
+        raise UserError(f"policy '{policy.name}': no engine can run a bundle of its weights; without weights its order "
+                        "is a policy of the scheduler inside vLLM (docs/vllm.md)")
+    if not policy.values.get("weights"):
+        raise UserError(f"policy '{policy.name}' names no weights file; expected {policy.name}:weights=FILE.npz")
+    assert policy.weights is not None
+    weights = policy.weights.reshape(len(policy.layout.rows), len(policy.layout.columns))
+    linear, docs, parameters = policy.linear, {param.name: param.doc for param in policy.params}, []
+    for one in linear.parameters:
+        base = float(policy.values[one.name])
+        parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
+                           "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
+    moved = {one.name for one in linear.parameters}
+    constants = {}
+    for name, value in load_yaml("policy", linear.rule).items():
+        if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value:
+            constants[name] = float(policy.values[name])
+    interval_s = float(policy.values.get("interval_s") or 0.0)
+    facts = {"environment": linear.environment, **known}
+    seen = facts.pop("seen", {})  # values seen in training, by feature
+    rows = []
+    for feature in linear.features:
+        row = feature_row(feature)
+        if row["name"] in seen:
+            row = {**row, "seen": [float(value) for value in seen[row["name"]]]}
+        rows.append(row)
+    return write_parameters_bundle(
+        folder, parameters=parameters, features=rows, weights=weights, rule=linear.rule,
+        interval_s=interval_s if interval_s > 0 else None, constants=constants, **{"name": policy.name, **facts, **how})
 
 
 def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

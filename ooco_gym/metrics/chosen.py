@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ooco_gym.run import RunRecord
 from ooco_gym.sim.build import SOME  # requests whose records are copied at once
-
-if TYPE_CHECKING:
-    from ooco_gym.simulation import Run
 
 
 class Chosen:
@@ -48,7 +46,7 @@ class Chosen:
         return [np.concatenate(pieces[name]) for name in names]
 
 
-def counted(run: Run, online: bool) -> Chosen:
+def counted(run: RunRecord, online: bool) -> Chosen:
     """Returns the requests of one class that arrived in the measured window, in the trace's order."""
     requests = run.requests
     return Chosen(requests, (requests["counted"] == 1) & (requests["online"] == int(online)))

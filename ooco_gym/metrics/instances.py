@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ooco_gym.metrics.chosen import SOME
+from ooco_gym.perf import ModelSpec
+from ooco_gym.run import RunRecord
 from ooco_gym.sim.edges import KINDS
 from ooco_gym.sim.memory import PS_PER_US
 from ooco_gym.sim.state import PS_PER_S, ROLE_NAMES
 
-if TYPE_CHECKING:
-    from ooco_gym.perf import ModelSpec
-    from ooco_gym.simulation import Run
 
-
-def instance_figures(run: Run) -> list[dict[str, Any]]:
+def instance_figures(run: RunRecord) -> list[dict[str, Any]]:
     """Returns metrics of each instance in the window; data-parallel instances also have their
     `rank`.
 
@@ -33,7 +31,7 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
     return figures
 
 
-def _shares(run: Run, index: int) -> dict[str, float | None]:
+def _shares(run: RunRecord, index: int) -> dict[str, float | None]:
     kinds = [f"{kind}_share" for kind in KINDS]
     if run.done is None:
         return dict.fromkeys(("busy_share", "kv_mean_share", *kinds, "hit_rate"))
@@ -45,7 +43,7 @@ def _shares(run: Run, index: int) -> dict[str, float | None]:
             **dict(zip(kinds, busy, strict=True)), "hit_rate": cached / looked if looked else None}
 
 
-def utilization_figures(run: Run) -> dict[str, float | None]:
+def utilization_figures(run: RunRecord) -> dict[str, float | None]:
     """Returns the cluster's utilization in the window; None if not recorded.
 
     `compute_share` is the FLOPs of computed tokens (`ModelSpec.flops`) over the chips' peak.
@@ -75,7 +73,7 @@ def _flops(cached_tokens: np.ndarray, before: np.ndarray, computed: np.ndarray, 
     return flops
 
 
-def offloading_figures(run: Run) -> dict[str, Any]:
+def offloading_figures(run: RunRecord) -> dict[str, Any]:
     """Returns metrics of host memory as second tier of the prefix cache, in the window; empty without one."""
     if run.host_blocks is None or run.done is None:
         return {}

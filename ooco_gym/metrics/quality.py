@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen
+from ooco_gym.run import RunRecord
 from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
-
-if TYPE_CHECKING:
-    from ooco_gym.simulation import Run
 
 WORST_WINDOW_S = 600.0
 WORST_STEP_S = 60.0
@@ -39,14 +36,14 @@ class Rules:
     gap_ps: int | None = None
 
 
-def rules_of(run: Run) -> Rules:
+def rules_of(run: RunRecord) -> Rules:
     """Returns the test parameters of a run's scenario."""
     slo = run.scenario.slo
     return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run),
                  gap_ps=None if slo.gap_s is None else round(slo.gap_s * PS_PER_S))
 
 
-def end_ps_of(run: Run) -> int:
+def end_ps_of(run: RunRecord) -> int:
     """Returns the end of a run, in the simulator's clock."""
     return round(run.simulated_s * PS_PER_S)
 

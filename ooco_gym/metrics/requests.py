@@ -11,24 +11,24 @@ import numpy as np
 from ooco_gym.files import atomic_write
 from ooco_gym.metrics.chosen import SOME
 from ooco_gym.metrics.quality import end_ps_of, judge, judge_deadlines, rules_of
+from ooco_gym.run import RunRecord
 from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ooco_gym.simulation import Run
 
 MEMORY, WINDOW = "memory", "model window"  # reasons of rejection: cannot run even alone; too long
 
 
-def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
+def reasons_of(run: RunRecord, rejected: np.ndarray) -> list[str]:
     """Returns the reason of each rejection."""
     longest = run.scenario.deployments[0][1].model.max_position
     tokens = rejected["prompt_tokens"].astype(np.int64) + rejected["output_tokens"]
     return [WINDOW if longest and one > longest else MEMORY for one in tokens]
 
 
-def requests_table(run: Run, everything: bool = False) -> pa.Table:
+def requests_table(run: RunRecord, everything: bool = False) -> pa.Table:
     """Returns the table of a run's requests; equal runs give equal bytes.
 
     Columns: `id` (int32, index among all requests of the run), `class` ("online", "offline" or a
@@ -46,7 +46,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     return pa.concat_tables(_tables(run, everything))
 
 
-def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
+def _tables(run: RunRecord, everything: bool = False) -> Iterator[pa.Table]:
     """Yields the request table in parts, at least one."""
     requests = run.requests
     chosen = requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1
@@ -56,7 +56,7 @@ def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
         yield _table_of(run, rows[begin : begin + SOME], refused)
 
 
-def _table_of(run: Run, rows: np.ndarray, with_rejected: bool) -> pa.Table:
+def _table_of(run: RunRecord, rows: np.ndarray, with_rejected: bool) -> pa.Table:
     import pyarrow as pa
 
     chosen, start_ps = run.requests[rows], round(run.window_s[0] * PS_PER_S)
@@ -89,7 +89,7 @@ def _table_of(run: Run, rows: np.ndarray, with_rejected: bool) -> pa.Table:
     })
 
 
-def write_requests(run: Run, path: str | os.PathLike[str]) -> None:
+def write_requests(run: RunRecord, path: str | os.PathLike[str]) -> None:
     """Writes `requests_table(run)` as Parquet, atomically."""
     from pyarrow import parquet
 

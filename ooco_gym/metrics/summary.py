@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,18 +25,15 @@ from ooco_gym.metrics.quality import (
 from ooco_gym.metrics.requests import reasons_of
 from ooco_gym.report import percent
 from ooco_gym.rounding import steady
+from ooco_gym.run import RunRecord
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
 from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED
-
-if TYPE_CHECKING:
-
-    from ooco_gym.simulation import Run
-    from ooco_gym.workload import RequestClass
+from ooco_gym.workload import RequestClass
 
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 
 
-def summarise(run: Run) -> dict[str, Any]:
+def summarise(run: RunRecord) -> dict[str, Any]:
     """Returns a run's metrics under the protocol's definitions.
 
     Online metrics cover requests that arrived in the measured window; offline service covers
@@ -72,7 +69,7 @@ def keeps_prefixes(params: Mapping[str, Any]) -> bool:
     return params.get("prefix_caching") == "on"
 
 
-def online_figures(run: Run) -> dict[str, Any]:
+def online_figures(run: RunRecord) -> dict[str, Any]:
     """Returns the service quality of online requests that arrived in the window.
 
     `violation_rate` uses the scenario's `slo.tpot_from`; the rates under both definitions of TPOT
@@ -105,7 +102,7 @@ def online_figures(run: Run) -> dict[str, Any]:
     return figures | _gaps(run, requests) | _served(run, run.requests["online"] == 1)
 
 
-def _infeasible(run: Run, requests: Chosen, violated: np.ndarray, weights: np.ndarray | None) -> dict[str, Any]:
+def _infeasible(run: RunRecord, requests: Chosen, violated: np.ndarray, weights: np.ndarray | None) -> dict[str, Any]:
     """Returns requests that violate their SLO even alone on an idle cluster, whatever the policy does, under
     `infeasible`; empty without any. `ttft_s` and `tpot_s` are the SLOs that they need at least."""
     if run.least_ps is None:
@@ -144,7 +141,7 @@ def _arrival_s(requests: Chosen) -> np.ndarray:
     return requests.each(lambda some: some["arrival_ps"] / PS_PER_S)
 
 
-def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarray, undecided: np.ndarray,
+def _counts(run: RunRecord, requests: Chosen, finished: np.ndarray, started: np.ndarray, undecided: np.ndarray,
             promise: Any = None) -> dict[str, Any]:
     """Returns numbers of online requests: finished, without a token, undecided, and with an SLO of
     their own.
@@ -158,7 +155,7 @@ def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarra
             "own_slos": int(own.sum())}
 
 
-def rejected_figures(run: Run) -> dict[str, Any]:
+def rejected_figures(run: RunRecord) -> dict[str, Any]:
     """Returns counts of requests that can never be served, under `rejected`; empty without any."""
     requests = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == REJECTED)]
     if not len(requests):
@@ -181,7 +178,7 @@ def infeasible_words(found: Mapping[str, Any] | None) -> list[str]:
             f"{others * (found['requests'] < found['of'])}."]
 
 
-def session_figures(run: Run) -> dict[str, Any]:
+def session_figures(run: RunRecord) -> dict[str, Any]:
     """Returns metrics of closed sessions, under `sessions`; empty for open sessions.
 
     They are turns that arrived in the window after another turn, turns planned in the window that
@@ -200,7 +197,7 @@ def session_figures(run: Run) -> dict[str, Any]:
                                      "p99": float(np.quantile(shift_s, 0.99)) if shift_s.size else None}}}
 
 
-def batch_figures(run: Run) -> dict[str, Any]:
+def batch_figures(run: RunRecord) -> dict[str, Any]:
     """Returns makespan and throughput of a trace's offline requests that run alone, under `batch`.
 
     The makespan lasts from their first arrival to their last end; None if some are unfinished. The
@@ -222,7 +219,7 @@ def batch_figures(run: Run) -> dict[str, Any]:
                       "total_tokens_per_s": (output + prompt) / span_s, **found}}
 
 
-def class_figures(run: Run) -> dict[str, dict[str, Any]]:
+def class_figures(run: RunRecord) -> dict[str, dict[str, Any]]:
     """Returns each class's SLO and metrics, for a run with named classes (docs/outputs.md).
 
     `online` and `offline` are included if they have requests.
@@ -232,7 +229,7 @@ def class_figures(run: Run) -> dict[str, dict[str, Any]]:
             if index > 1 or (run.class_id == index).any()}
 
 
-def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
+def _class_figures(run: RunRecord, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
     inside = (run.requests["counted"] == 1) & chosen
     requests, served = Chosen(run.requests, inside), _served(run, chosen)
     figures: dict[str, Any] = {"online": one.online, "arrived": len(requests)}
@@ -253,12 +250,12 @@ def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str,
     return figures | _deadlines(run, inside, one.deadline_s) | _times(ages) | served
 
 
-def _completed(run: Run, chosen: np.ndarray) -> Chosen:
+def _completed(run: RunRecord, chosen: np.ndarray) -> Chosen:
     """Returns the selected requests (bool[n]) that finished in the window."""
     return Chosen(run.requests, chosen & completed_within(run.requests, run.window_s))
 
 
-def _deadlines(run: Run, inside: np.ndarray, deadline_s: float | None = None) -> dict[str, Any]:
+def _deadlines(run: RunRecord, inside: np.ndarray, deadline_s: float | None = None) -> dict[str, Any]:
     """Returns numbers of deadlines of some offline requests (bool[n]), of own ones, and of misses;
     empty without deadlines.
 
@@ -275,7 +272,7 @@ def _deadlines(run: Run, inside: np.ndarray, deadline_s: float | None = None) ->
             "deadline_undecided": int(undecided.sum()), "violation_rate": _mean(missed[some & ~undecided])}
 
 
-def _weights(run: Run) -> np.ndarray | None:
+def _weights(run: RunRecord) -> np.ndarray | None:
     """Returns the weight of each counted online request, float64[n]; None if all are equal."""
     if run.class_id is None:
         return None
@@ -289,7 +286,7 @@ def _share(flags: np.ndarray, weights: np.ndarray | None) -> float | None:
     return _mean(flags) if weights is None else float(np.average(flags, weights=weights))
 
 
-def offline_figures(run: Run) -> dict[str, Any]:
+def offline_figures(run: RunRecord) -> dict[str, Any]:
     """Returns offline service completed within the window, wasted computation and queueing ages.
 
     `arrived` counts arrivals and `finished` completions in the window; rates are over the window.
@@ -320,7 +317,7 @@ def offline_figures(run: Run) -> dict[str, Any]:
     }
 
 
-def _jobs(run: Run, mine: Chosen) -> dict[str, Any]:
+def _jobs(run: RunRecord, mine: Chosen) -> dict[str, Any]:
     """Returns what a finite batch asks: how many are left at the run's end, the time until the last one is done (None
     while some are left), the mean time until one is done (of those done), and the share done in time."""
     done, due = mine["status"] == FINISHED, _deadlines(run, mine.mask)
@@ -347,7 +344,7 @@ def _what_is_left(offline: Chosen, window_s: tuple[float, float]) -> dict[str, A
             "last_finish_s": None if last_ps is None else (last_ps - start_ps) / PS_PER_S}
 
 
-def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
+def _served(run: RunRecord, chosen: np.ndarray) -> dict[str, Any]:
     """Returns token rates and prefix cache metrics of requests (bool[n], of one class).
 
     `…_tokens_per_s` count requests completed in the window, whenever they arrived;
@@ -404,7 +401,7 @@ def queueing_age_s(requests: Chosen, end_ps: int) -> tuple[np.ndarray, np.ndarra
     return requests.each(age_s), requests["generated_tokens"] >= 1
 
 
-def _gaps(run: Run, requests: Chosen) -> dict[str, float | None]:
+def _gaps(run: RunRecord, requests: Chosen) -> dict[str, float | None]:
     """Returns inter-token times: the mean from the requests' own times, the quantile from the histogram."""
     several = requests.but(run.requests["generated_tokens"] >= 2)
     gaps = int((several["generated_tokens"] - 1).sum())

@@ -6,30 +6,25 @@ files stay valid when a rule gains some. With all weights 0 a rule must act as t
 was learned from.
 
 If weights move another rule's parameters by features of an engine, the `Policy` describes this
-(`SetsParameters`), and `write_linear_bundle` writes the bundle that an engine runs. The key `card`
-of a policy's YAML describes the training of its weights (`origin_of`), so another learned policy is
-a file, not code.
+(`SetsParameters`), and `ooco-gym export` writes the bundle that an engine runs. The key `card` of a
+policy's YAML describes the training of its weights (`origin_of`), so another learned policy is a
+file, not code.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, read_npz
-from ooco_gym.resources import conf_root, load_yaml
-from ooco_gym.runtime.writing import feature_row, write_parameters_bundle
-
-if TYPE_CHECKING:
-    from ooco_gym.policy.policy import Policy
+from ooco_gym.resources import conf_root
 
 SUFFIX = ".npz"
 _KEYS = ("weights", "rows", "columns")
@@ -125,59 +120,6 @@ class SetsParameters:
     parameters: tuple[Any, ...]  # `name`, `scale`, `step`, `low`, `high` of each row of weights
     features: tuple[Any, ...]  # features of the columns except the constant, for `feature_row`
     environment: str  # environment whose observations have these features
-
-    def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
-        """Writes the bundle of weights (rows, columns) over the rule as `policy` sets it."""
-        docs, parameters = {param.name: param.doc for param in policy.params}, []
-        for one in self.parameters:
-            base = float(policy.values[one.name])
-            parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
-                               "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
-        moved = {one.name for one in self.parameters}
-        constants = {}
-        for name, value in load_yaml("policy", self.rule).items():
-            if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value:
-                constants[name] = float(policy.values[name])
-        interval_s = float(policy.values.get("interval_s") or 0.0)
-        facts = {"environment": self.environment, **known}
-        seen = facts.pop("seen", {})  # values seen in training, by feature
-        rows = []
-        for feature in self.features:
-            row = feature_row(feature)
-            if row["name"] in seen:
-                row = {**row, "seen": [float(value) for value in seen[row["name"]]]}
-            rows.append(row)
-        return write_parameters_bundle(
-            folder, parameters=parameters, features=rows, weights=weights, rule=self.rule,
-            interval_s=interval_s if interval_s > 0 else None, constants=constants, **facts, **how)
-
-
-def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray | None = None,
-                        known: Mapping[str, Any] | None = None, **how: Any) -> Path:
-    """Writes the bundle of a policy with weights into a folder, and returns the folder.
-
-    Args:
-        policy: the rule with its parameters.
-        weights: float64[layout.size]; None: the policy's file.
-        known: manifest entries on the training: `training`, `trained_for`, `scores`, `seen` (by
-            feature).
-        how: `name`, `forms` for `write_parameters_bundle`.
-
-    Raises:
-        UserError: the policy has no such weights, or none are given; or a form cannot be written.
-    """
-    if policy.layout is None:
-        raise UserError(f"policy '{policy.name}' has no weights, so an engine needs no bundle; expected a learned "
-                        "policy, such as learned_deadline, or a run of ooco-gym train")
-    if policy.linear is None:
-        raise UserError(f"policy '{policy.name}': no engine can run a bundle of its weights; without weights its order "
-                        "is a policy of the scheduler inside vLLM (docs/vllm.md)")
-    if weights is None and not policy.values.get("weights"):
-        raise UserError(f"policy '{policy.name}' names no weights file; expected {policy.name}:weights=FILE.npz")
-    found = policy.weights if weights is None else np.asarray(weights, np.float64)
-    assert found is not None
-    table = found.reshape(len(policy.layout.rows), len(policy.layout.columns))
-    return policy.linear.write(Path(folder), policy, table, known or {}, **{"name": policy.name, **how})
 
 
 def origin_of(file: Path) -> dict[str, Any]:

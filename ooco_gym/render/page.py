@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -35,11 +35,9 @@ from ooco_gym.report import (
 from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import flat
 from ooco_gym.report.templates import sentence
+from ooco_gym.run import RunRecord
+from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim.state import PS_PER_S
-
-if TYPE_CHECKING:
-    from ooco_gym.scenario import ResolvedScenario
-    from ooco_gym.simulation import Run
 
 BINS, LEAST_BIN_S = 48, 60.0  # of a window: number of bins, and their least length
 HOURS_FROM_S = 7200.0  # a longer window's axis is in hours
@@ -50,7 +48,7 @@ CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 PERCENTILES = {f"{name.lower()}_p{share}_s": f"{name} P{share}" for name in ("TTFT", "TPOT") for share in (50, 90, 99)}
 
 
-def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) -> Outcome:
+def outcome_of(run: RunRecord, summary: Row, label: str, notes: Sequence[str] = ()) -> Outcome:
     """Returns the outcome of one run, whose policy is called `label`, with plots over time."""
     scenario = summary["scenario"]
     key, budget = (label, title_of(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
@@ -166,7 +164,7 @@ def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
-def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
+def plots_of(summary: Row, run: RunRecord, label: str, budget: float) -> list[Plot]:
     """Returns plots of TTFT, TPOT and violations over the window; `budget`: allowed violation rate.
 
     A request unfinished at the run's end counts with its waiting time by then.
@@ -198,7 +196,7 @@ def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
     return plots
 
 
-def depths(run: Run) -> list[Plot]:
+def depths(run: RunRecord) -> list[Plot]:
     """Returns plots of waiting and running requests, and KV memory, over the window."""
     start_s, end_s = run.window_s
     t_s = np.asarray(run.samples.get("t_s", ())) - start_s

@@ -159,7 +159,7 @@ def remark(sentence: str, what: str = "") -> None:
     command runs.
 
     Outside a command, as in Python or in a worker process, nothing is printed. There the facts are
-    in `ResolvedScenario.remarks`, `Run.range_warnings` or `info["notes"]` of an environment's
+    in `ResolvedScenario.remarks`, `RunRecord.range_warnings` or `info["notes"]` of an environment's
     reset.
     """
     _remarks.setdefault(what or sentence, sentence)
