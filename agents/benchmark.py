@@ -8,6 +8,7 @@ command is another one than before is made anew.
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 import time
@@ -31,8 +32,7 @@ from ooco_gym.metrics.crossed import iqm
 from ooco_gym.report import Table, with_interval
 from ooco_gym.resources import load_yaml, names
 
-EVALUATED = "evaluation.json"
-SET_UP_S = 20.0  # of a run, beside its `max_wall_s`: imports, and compiled code that is loaded
+EVALUATED, PROGRESS = "evaluation.json", "progress.csv"
 
 
 class Job(NamedTuple):
@@ -69,7 +69,7 @@ def main(cfg: Any) -> dict[str, Any]:
     config, started = plain(cfg), time.monotonic()
     for key in ("seeds", "episodes", "workers", "total_timesteps"):
         whole(config, key, 1)
-    positive(config, "max_wall_s")
+    positive(config, "run_s")
     chosen, out = _chosen(config), Path(config["out"])
     training = {name: list(trainings(config, name, out / name)) for name in chosen}
     evaluating = {name: evaluation(config, name, out / name) for name in chosen}
@@ -79,7 +79,7 @@ def main(cfg: Any) -> dict[str, Any]:
     print(f"{len(left)} of {sum(map(len, training.values())) + len(evaluating)} runs are left: about {hours:.1f} hours "
           f"with workers={config['workers']}", flush=True)
     found, failed = dict[str, Any](), list[str]()
-    settings = {key: config[key] for key in ("seeds", "total_timesteps", "max_wall_s", "episodes", "agents")}
+    settings = {key: config[key] for key in ("seeds", "total_timesteps", "episodes", "agents")}
     with ThreadPoolExecutor(config["workers"]) as pool:
         for name in chosen:
             failed += filter(None, pool.map(_run, new[name]))
@@ -115,11 +115,10 @@ def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
         for seed in range(1, config["seeds"] + 1):
             folder = out / agent / f"seed_{seed}"
             words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
-                     "max_wall_s": config["max_wall_s"], "overwrite": "true", **_flat(config["train"]),
+                     "overwrite": "true", **_flat(config["train"]),
                      **_flat({"agent": config["own_of_agents"].get(agent) or {}}), **_flat(own), "out": folder}
             yield Job(["train", *(f"{key}={'null' if value is None else value}" for key, value in words.items())],
-                      folder, SUMMARY_FILE,
-                      float(config["max_wall_s"]) + SET_UP_S)
+                      folder, SUMMARY_FILE, float(config["run_s"]))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -137,7 +136,7 @@ def evaluation(config: Mapping[str, Any], name: str, out: Path) -> Job:
     policies = [*(str(out / agent) for agent in config["agents"]), *(f'"{rule}"' for rule in rules)]
     words = ["evaluate", f"env={name}", f"policies=[{','.join(policies)}]", f"episodes={config['episodes']}",
              "workers=1", f"out={out / 'evaluation'}"]
-    return Job(words, out / "evaluation", EVALUATED, float(config["max_wall_s"]))
+    return Job(words, out / "evaluation", EVALUATED, float(config["run_s"]))
 
 
 def _run(job: Job) -> str | None:
@@ -152,28 +151,40 @@ def _run(job: Job) -> str | None:
 
 
 def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
-    """Returns each policy's interquartile mean of rewards a second over runs and windows, with its 95 % interval, its
-    violation rate, and of agents the curves: decisions and validation rewards of each seed."""
+    """Returns each policy's interquartile mean of rewards a second over runs and windows, above random play's on the
+    same windows, with its 95 % interval (of random play itself: as it is), its violation rate, and of agents the
+    curves: decisions and the rewards a second of each seed as it learned."""
     played, window_s = read_mapping(out / "evaluation" / EVALUATED)["records"]["none"], load_yaml(
         "env", out.name)["window_s"]
+    chance = np.array([record["reward"] for record in played[RANDOM]]) / window_s
     policies: dict[str, Any] = {}
     for policy, records in played.items():
         runs = len({record.get("run") for record in records})
         rewards = np.array([record["reward"] for record in records]).reshape(runs, -1) / window_s
+        rewards -= 0.0 if policy == RANDOM else chance
         late = float(np.mean([record["summary"]["violation_rate"] for record in records]))
         policies[policy] = {**dict(zip(("iqm", "low", "high"), interval_of(rewards, iqm), strict=True)),
                             "violation_rate": late, "runs": runs}
     for agent in agents:
-        summaries = [read_mapping(path) for path in sorted((out / agent).glob(f"seed_*/{SUMMARY_FILE}"))]
-        policies[agent]["curves"] = [summary["validation"] for summary in summaries]
+        runs = sorted((out / agent).glob("seed_*/"))
+        summaries = [read_mapping(path / SUMMARY_FILE) for path in runs]
+        policies[agent]["curves"] = [_curve(path) for path in runs if (path / PROGRESS).is_file()]
         policies[agent]["timesteps"] = [summary["timesteps"] for summary in summaries]
         policies[agent]["wall_s"] = [round(summary["wall_s"]) for summary in summaries]
     return policies
+
+
+def _curve(run: Path) -> list[list[float]]:
+    """Decisions, and the reward a second of sampled actions since the update before, of a run's progress.csv."""
+    with open(run / PROGRESS, encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["time/total_timesteps"]]
+    terms = [key for key in rows[0] if key.startswith("reward/") and key.endswith("_per_s")]
+    return [[int(row["time/total_timesteps"]), round(sum(float(row[key]) for key in terms), 4)] for row in rows]
 
 
 def table(found: Mapping[str, Any]) -> Table:
     """The table that the command prints."""
     rows = [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"), f"{one['violation_rate']:.1%}"]
             for name, policies in found.items() for policy, one in policies.items()]
-    return Table("Interquartile mean of rewards a second, on held-out windows", (
+    return Table("Interquartile mean of rewards a second above random play's, on held-out windows", (
         "environment", "policy", "reward a second (95 %)", "violations"), rows)

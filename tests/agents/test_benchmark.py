@@ -19,8 +19,8 @@ def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(t
     jobs = list(trainings(read_yaml(conf_root() / "benchmark.yaml"), "batching", tmp_path))
     assert [str(job.out.relative_to(tmp_path)) for job in jobs] == [
         f"{agent}/seed_{seed}" for agent in ("maskable_ppo", "cma_linear") for seed in (1, 2, 3)]
-    assert {"train", "env=batching", "agent=maskable_ppo", "seed=1", "window_s=60.0", "agent.n_steps=256",
-            "max_wall_s=120"} <= set(jobs[0].words)
+    assert {"train", "env=batching", "agent=maskable_ppo", "seed=1", "window_s=60.0", "agent.n_steps=64",
+            "total_timesteps=100000"} <= set(jobs[0].words)
     assert not any(word.startswith("agent.n_steps") for word in jobs[3].words)
     first = next(trainings(read_yaml(conf_root() / "benchmark.yaml"), "packing", tmp_path))
     assert "validation.window_s=null" in first.words
@@ -41,7 +41,7 @@ def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:
 
 
 @pytest.mark.parametrize(("setting", "words"), [
-    ("envs=nothing", "nothing"), ("agents=[a2c]", "a2c"), ("seeds=0", "seeds"), ("max_wall_s=0", "max_wall_s")])
+    ("envs=nothing", "nothing"), ("agents=[a2c]", "a2c"), ("seeds=0", "seeds"), ("run_s=0", "run_s")])
 def test_wrong_values_are_refused(tmp_path, capsys, setting, words) -> None:
     assert main(["benchmark", setting, f"out={tmp_path}/B"]) == 2
     assert words in capsys.readouterr().err
