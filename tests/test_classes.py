@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ooco_gym import Scenario, simulate
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.metrics import requests_table
 from ooco_gym.simulation import Run

@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 
 from agents.environments import make_env
 from ooco_gym import Scenario
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 from ooco_gym.simulation import Simulation, requests_of

@@ -39,7 +39,7 @@ def loads(action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Counter
 
 
 def test_a_training_run_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ooco_gym.cli.main import main
+    from ooco_gym.cli import main
 
     read = loads(lambda: main([*TRAIN, f"out={tmp_path / 'run'}"]), monkeypatch)
     groups = {Path(name).parent.name for name in read}

@@ -5,13 +5,9 @@ from importlib.util import find_spec
 import pytest
 
 # Without the extras train and export there is nothing to learn with; evaluating heuristics is tested all the same.
-_needs = {"test_agent_export.py": "onnxruntime", "test_agent_train.py": "sb3_contrib",
-          "test_agent_limits.py": "sb3_contrib", "test_agent_networks.py": "sb3_contrib",
-          "test_agent_loggers.py": "sb3_contrib",
-          "test_agent_vector.py": "sb3_contrib", "test_agent_tracking.py": "wandb",
-          **dict.fromkeys(
-              (f"test_agent_{name}.py" for name in ("folder", "lagrangian", "search")),
-              "sb3_contrib")}
+_needs = {"test_agent_export.py": "onnxruntime", "test_agent_tracking.py": "wandb", **dict.fromkeys(
+    (f"test_agent_{name}.py" for name in ("train", "limits", "networks", "vector", "resume", "lagrangian")),
+    "sb3_contrib")}
 collect_ignore = [name for name, package in _needs.items() if find_spec(package) is None]
 
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from numba import types
 
 from ooco_gym import Simulation, UserError
+from ooco_gym.compile import jit
+from ooco_gym.envs.buffers import buffers_at
+from ooco_gym.envs.reward import BURST_S, TERMS, update_reward_sums
 from ooco_gym.policy import list_policies, policy_of, spelling_of
 from ooco_gym.resources import load_yaml
+from ooco_gym.sim import state as s
+from ooco_gym.sim.state import state_at
 from tests.envs.episodes_in_short import IDS, POOLS_7B, at_random, base_policy, differences, make, play, refused
 
 POOLS = ("ooco", "ooco_xllm", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3", "memory_gate")
@@ -107,3 +114,128 @@ def test_observing_the_base_policies_choice_does_not_advance_its_round_robin(nam
     play(env, base_policy)
     assert differences(env.simulation.state, run_whole(env, 1, 0)) == []
     assert env.simulation.state.totals.migrations > 0
+
+
+# --- Ways to earn reward for what is not wanted: each scores less than the honest policy beside it -------------------
+LONG = {"window_s": 300.0, "warmup_s": 60.0}
+SEEDS = (0, 1, 2)
+
+
+def score(env, choose):
+    """Mean reward over some windows, and the mean of each part."""
+    rows = [play(env, choose, seed, 0)[-1].info["summary"] for seed in SEEDS]
+    return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+
+
+def lengths_of(env):
+    """Lengths of the candidates as they are seen; nothing for what is not there."""
+    return np.where(env.action_masks()[2:], env.episodes.buffers.candidates[0, :, 1], np.nan)
+
+
+def shortest(env):
+    return 2 + int(np.nanargmin(lengths_of(env)))
+
+
+def longest(env):
+    return 2 + int(np.nanargmax(lengths_of(env)))
+
+
+@pytest.mark.parametrize("rate", [1.0, 3.0, 12.0])
+def test_serving_only_easy_requests_earns_less(rate):
+    """A gate that starts short prompts alone, whether there is room for all or for a fifth."""
+    env = make("ooco_gym/PrefillGate-v1", scenario={"offline": {"mode": "rate", "rate": rate}}, **LONG)
+
+    def only_short(one):
+        return shortest(one) if np.nanmin(lengths_of(one)) < 0.7 else 0
+
+    honest, easy = score(env, base_policy), score(env, only_short)
+    assert easy["reward_total"] < 0.5 * honest["reward_total"]
+    assert easy["offline_finished"] < honest["offline_finished"]
+
+
+def at_the_end(last_s, trick):
+    """Honest but for the last seconds."""
+    end_s = LONG["window_s"] + LONG["warmup_s"] - last_s
+    return lambda env: base_policy(env) if env.simulation.now_s < end_s else trick(env)
+
+
+@pytest.mark.parametrize("last_s", [20.0, 150.0])
+@pytest.mark.parametrize("trick", [lambda _: 0, longest])
+def test_hiding_work_or_hoarding_half_done_work_at_the_end_earns_less(last_s, trick):
+    """What waits unseen in the queue is charged all the same; only what is finished is paid."""
+    env = make("ooco_gym/PrefillGate-v1", **LONG)
+    assert score(env, at_the_end(last_s, trick))["reward_total"] < score(env, base_policy)["reward_total"]
+
+
+def test_letting_newcomers_wait_for_ever_earns_less():
+    """No request is evicted for an online one: offline work gets more done, and far less reward."""
+    env = make("ooco_gym/Eviction-v1", scenario={"rate_scale": 0.05}, **LONG)
+    honest, starve = score(env, base_policy), score(env, lambda one: 0 if one.action_masks()[0] else 1)
+    assert starve["reward/service"] > honest["reward/service"], "there is something to gain by it"
+    assert starve["reward_total"] < honest["reward_total"]
+
+
+@pytest.mark.parametrize("ttft_s", [0.5, 0.2])
+def test_never_interrupting_offline_work_earns_less(ttft_s):
+    """Never interrupting is worth something; where the promise is short it costs more."""
+    env = make("ooco_gym/Interruption-v1", scenario={"slo": {"ttft_s": ttft_s, "tpot_s": 0.05}}, **LONG)
+    honest, keep = score(env, base_policy), score(env, lambda _: 0)
+    assert keep["reward/service"] > honest["reward/service"], "there is something to gain by it"
+    assert keep["reward_total"] < honest["reward_total"]
+
+
+def of_the_late(one):
+    """Lets exactly the requests wait that have missed their SLO already."""
+    newcomer = one.simulation.state.requests[one.simulation.state.pending.request]
+    return 0 if one.action_masks()[0] and newcomer["violated"] else 1
+
+
+def test_starving_requests_that_are_late_anyway_earns_less():
+    """Without the part `late`, letting them wait would cost nothing more: that is why there is one."""
+    slo = {"ttft_s": 0.5, "tpot_s": 0.05}
+    env = make("ooco_gym/Eviction-v1", scenario={"rate_scale": 0.1, "slo": slo}, **LONG)
+    honest, starve = score(env, base_policy), score(env, of_the_late)
+    assert starve["reward/late"] < honest["reward/late"]
+    assert starve["reward_total"] < honest["reward_total"]
+
+
+@jit(types.void(types.int64, types.int64))
+def flush_totals(buffers_address, i):
+    """What a step does with the account."""
+    buffers = buffers_at(buffers_address)
+    update_reward_sums(state_at(buffers.handles[i]), buffers.weights, buffers.reward_sums[i], buffers.own_terms)
+
+
+def burst_of(misses, arrivals, block_s=BURST_S / 4, **scenario):
+    """The part `burst` of an episode in which so many arrive and miss in each stretch of time, and its reward."""
+    env = make("ooco_gym/PrefillGate-v1", window_s=3_600.0, scenario=scenario)
+    env.reset(seed=1, options={"window": 0})
+    episodes, state = env.episodes, env.simulation.state
+    total = dict.fromkeys((*TERMS, "reward"), 0.0)
+    begin = -(-int(state.clock.now_ps) // round(BURST_S * s.PS_PER_S)) * round(BURST_S * s.PS_PER_S)
+    state.clock.now_ps = state.gauges.outstanding_since_ps = begin
+    flush_totals(episodes._handle.address, 0)
+    for turn, (missed, arrived) in enumerate(zip(misses, arrivals, strict=True)):
+        state.clock.now_ps = begin + round(turn * block_s * s.PS_PER_S)
+        state.totals.online_arrived += arrived
+        state.totals.violations += missed
+        state.totals.ttft_misses += missed
+        flush_totals(episodes._handle.address, 0)
+        info = episodes.info(0)
+        for part in total:
+            total[part] += info["reward" if part == "reward" else f"reward/{part}"]
+    return total, dict(zip(TERMS, env.config.weights, strict=True))
+
+
+@pytest.mark.parametrize("budget", [None, 0.05])
+def test_spending_the_whole_budget_at_the_peak_costs_more(budget):
+    """3 % of a day's requests, missed all in ten minutes or spread over the day: as many misses, another price."""
+    arrivals, protocol = [100] * 16, load_yaml("protocol", "default")
+    own = {} if budget is None else {"protocol": {**protocol, "violation_budget": budget}}
+    budget = budget or protocol["violation_budget"]
+    spread, weights = burst_of([3] * 16, arrivals, **own)
+    peak, _ = burst_of([0, 0, 0, 0, 48, *[0] * 11], arrivals, **own)
+    assert spread["ttft"] == peak["ttft"] == -48 * weights["ttft"]
+    assert spread["burst"] == 0.0
+    assert peak["burst"] == pytest.approx(-weights["burst"] * (48 - budget * 400))  # those of its ten minutes
+    assert peak["reward"] < spread["reward"]

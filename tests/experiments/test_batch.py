@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from tests.html_pages import Page
 
 ROWS, PROMPT, OUTPUT = 300, 1000, 100

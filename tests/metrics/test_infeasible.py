@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.metrics.chosen import counted
 from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.resources import load_yaml

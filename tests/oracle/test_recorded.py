@@ -16,6 +16,7 @@ from ooco_gym.sim.engine_versions import (
 from tests.oracle import schedulers
 from tests.oracle.cases import LOADS, POLICIES
 from tests.oracle.compare import agreement
+from tests.oracle.fuzz import GROUPS, LARGEST, fuzz_case
 from tests.oracle.record import SMALL, SMALL_ASYNC, TABLES, read_arrays, read_run, read_small
 from tests.oracle.restated import restate
 from tests.oracle.schedulers import Oracle
@@ -97,3 +98,28 @@ def test_recorded_runs_can_be_made_again(oracle: Oracle, version: str, tables: d
     assert sorted(again) == sorted(real)
     for key, value in real.items():
         assert np.array_equal(again[key], value), key
+
+
+# --- Random cases of the fuzz (`--fuzz-steps`): ours and the restatement make the same steps, by release -------------
+CASES = 3
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.32.0", "0.23.0", "0.18.1"])
+def test_ours_and_the_restatement_agree(version: str) -> None:
+    tables, preempted = schedulers.tables_of(schedulers.episode(LARGEST)[0]), 0
+    for place, (policy, caching) in enumerate(GROUPS):
+        for number in range(CASES):
+            case = fuzz_case((7, ENGINE_VERSIONS.index(version), place, number), policy, caching, version)
+            mine, restated = schedulers.simulate(case), restate(case, tables)
+            assert agreement(restated, mine).first == "", case.trace.name
+            for key in ("first_token_ps", "finish_ps", "cached_tokens"):
+                assert np.array_equal(mine[key], restated[key]), (case.trace.name, key)
+            preempted += len(mine["preempted_slot"])
+    assert preempted > 10, "memory binds in some of them"
+
+
+def test_a_case_is_made_by_its_seeds_alone() -> None:
+    one, again = (fuzz_case((1, 2, 3), "vllm_fcfs", True) for _ in range(2))
+    assert one.settings() == again.settings()
+    assert all(np.array_equal(value, again.columns()[key]) for key, value in one.columns().items())
+    assert fuzz_case((1, 2, 4), "vllm_fcfs", True).settings() != one.settings()

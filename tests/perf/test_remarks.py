@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, list_chips, load_chip
 from ooco_gym.perf.chip import FLOPS, MEMORY, linked, list_links, load_link, transferred

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.resources import load_yaml

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ooco_gym import Scenario, simulate
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.metrics import summarise
 from ooco_gym.metrics.chosen import counted
 from ooco_gym.metrics.quality import judge, rules_of

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import io
 import math
+import re
+from pathlib import Path
 
 from rich.console import Console
 
-from ooco_gym.report import Column, Table, as_text, duration, joined, minus, number, percent, with_interval
+from ooco_gym.report import (
+    Column,
+    Section,
+    Table,
+    as_text,
+    curve,
+    duration,
+    errors,
+    joined,
+    minus,
+    number,
+    percent,
+    plot,
+    with_interval,
+    write_page,
+)
+from tests.html_pages import Page
 
 TABLE = Table("Two <policies>", ("policy", "share", "note"), [("a|b", "12.5 % [10.0, 15.0]", "x & y"), ("c", None, "")],
               "How to read it.")
@@ -60,3 +78,24 @@ def test_numbers_as_text() -> None:
     assert with_interval(0.5, 0.25, 0.75, percent) == "50.00 % [25.00 %, 75.00 %]"
     assert with_interval(1.0, None, None, ".1f") == "1.0" == with_interval(1.0, math.nan, math.nan, ".1f")
     assert with_interval(None, None, None) == "–" and with_interval(math.nan, 0.0, 1.0, none="") == ""
+
+
+# --- A page is one file of valid HTML with Plotly in it once; error bars stand where there are intervals -------------
+def test_a_page_embeds_plotly_once_and_needs_no_network(tmp_path: Path) -> None:
+    one = plot("A plot", [curve("a </script>", [1, 2], [3, float("nan")])], "x", "y", "x", xaxis_range=[0, 2])
+    table = Table("T", ("a", 'the "b"', "c", "d"), [("x & y", "1 [0, 2]", "–", 4.0)], "note")
+    path = write_page(tmp_path / "page.html", "A <title>", [
+        Section("One", ["Seen `a <b>`."], [table, Table("", ("a", "b"), [("1", "2")])], [one, one]),
+        Section("", notes=["Below."], commands=["make this"])], "The lead.\nMore.")
+    page, source = Page(path), path.read_text(encoding="utf-8")
+    assert page.texts["h1"] == ["A <title>"] and page.texts["h2"] == ["One"] and page.texts["code"] == ["a <b>"]
+    assert page.texts["p"][:2] == ["The lead.", "More."] and page.texts["pre"] == ["make this"]
+    assert page.tables[0] == [["a", 'the "b"', "c", "d"], ["x & y", "1 [0, 2]", "–", "4.0"]]
+    assert len(re.findall(r"plotly\.js v\d", source)) == 1 and len(page.texts["figcaption"]) == 2
+    assert '"y": [3, null]' in source and '"type": "log"' in source and "a </script>" not in source
+
+
+def test_error_bars() -> None:
+    bars = errors([1.0, 2.0], [0.5, None], [2.0, None])
+    assert bars is not None and bars["array"] == [1.0, 0.0] and bars["arrayminus"] == [0.5, 0.0]
+    assert errors([1.0], [float("nan")], [float("nan")]) is None

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from ooco_gym import Scenario
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.simulation import requests_of, simulate
 from ooco_gym.workload import read_trace

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ooco_gym.cli.main import main
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import open_trace, read_trace, write_trace
 from ooco_gym.workload.rows import loaded
