@@ -129,18 +129,6 @@ def test_columns_of_other_names_are_read_where_they_are_named() -> None:
     assert (found["online"]["arrived"], found["offline"]["arrived"]) == (50, 50) and 99.0 < found["window_s"] < 100.0
 
 
-def test_columns_of_other_names_are_asked_for_by_the_key_to_give(capsys: Any) -> None:
-    Path("log.csv").write_text("when,in,out\n0,300,20\n")
-    assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
-    assert "workload.columns.arrival_s=NAME" in capsys.readouterr().err
-    Path("log.csv").write_text("startTime,prompt_tokens,completion_tokens\n0,300,20\n")
-    assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
-    assert "workload.columns.arrival_s=startTime" in capsys.readouterr().err
-    words = ["workload.columns.arrival_s=startTime", "out=out"]
-    assert main(["simulate", "policy=ooco", "workload.path=log.csv", *words]) == 2
-    assert "workload.columns.output_tokens=completion_tokens" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize(("name", "values"), [("qos", ("interactive", "batch")), ("priority", ("High", "Low")),
                                               ("tier", ("ONLINE", "OFFLINE")), ("type", ("chat", "embedding"))])
@@ -176,18 +164,6 @@ def test_a_column_that_names_no_classes_is_left_out_without_a_warning(values: An
 
 
 # --- What it is called, where it runs ---------------------------------------------------------------------------------
-def test_everything_names_the_file_and_no_other_workload(capsys: Any) -> None:
-    written()
-    assert main(["simulate", "policy=ooco", "workload.path=week.csv", "out=run"]) == 0
-    assert main(["compare", "policies=[ooco,slack]", "workload.path=week.csv", "seeds=2", "workers=1", "out=cmp"]) == 0
-    printed = capsys.readouterr().out
-    assert "week.csv on pair_h100_8b, seeds 1, 2" in printed
-    assert "every seed runs these same requests" in printed
-    for text in (printed, Path("run/simulate.html").read_text(), Path("run/config.yaml").read_text()):
-        assert "week.csv" in text and "chat service" not in text and "ooc on " not in text
-    assert json.loads(Path("run/summary.json").read_text())["played"] in Path("run/simulate.html").read_text()
-
-
 def test_capacity_takes_a_trace_as_it_is(capsys: Any) -> None:
     found = run("capacity", "policies=[ooco]", "baselines=[base_pd]", f"workload.path={written()}", "seeds=[1]",
                 "workers=1", "tpot_from=first_token", "search={first: 1, last: 1}", "tuning.policies={}")
@@ -234,17 +210,6 @@ def test_a_key_that_has_no_effect_on_a_workload_is_refused(workload: Any, key: s
     if isinstance(workload, dict):
         with pytest.raises(UserError, match=key):
             Scenario(workload=workload).resolve()
-
-
-def test_commands_refuse_a_key_that_has_no_effect_on_a_workload(capsys: Any) -> None:
-    written()
-    for words in (["simulate", "workload=azure_conv", "workload.path=week.csv", "workload.mean_rate_per_s=10"],
-                  ["simulate", "workload.path=week.csv", "workload.mean_rate_per_s=10"],
-                  ["workload", "make", "ooc", "time_unit=ms"], ["workload", "show", "ooc", "distinct=true"]):
-        assert main([*words, "out=out"]) == 2 and not Path("out").exists()
-        said = capsys.readouterr().err
-        assert words[-1].partition("=")[0].rpartition(".")[2] in said
-        assert ("online_rate=" in said) == ("mean_rate_per_s" in said), "what to do in place of it"
 
 
 def test_a_workloads_own_keys_do_not_count_beside_a_file() -> None:

@@ -210,7 +210,7 @@ def test_a_training_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path: Pat
         state, before = run / STATE_FILE, (run / STATE_FILE).stat().st_mtime_ns if (run / STATE_FILE).is_file() else 0
         worker = started(learn, changes)
         while worker.is_alive() and not (state.is_file() and state.stat().st_mtime_ns != before):
-            time.sleep(0.002)
+            worker.join(0.002)
         worker.join(wait_s)
         worker.kill()
         worker.join()
@@ -228,7 +228,7 @@ def test_a_suite_killed_and_begun_again_has_the_same_result(tmp_path: Path, monk
     suite.main({**asked, "cache": False, "out": str(tmp_path / "whole")})
     worker, kept = started(play, {**asked, "out": str(tmp_path / "killed")}), time.time_ns() % 5 + 1
     while worker.is_alive() and len(list(tmp_path.glob("cache/runs/*/*.json"))) < kept:
-        time.sleep(0.002)
+        worker.join(0.002)
     worker.kill()
     worker.join()
     suite.main({**asked, "out": str(tmp_path / "killed")})

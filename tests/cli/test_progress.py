@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 
 import pytest
@@ -25,17 +26,19 @@ def test_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_long_work_says_so_without_a_terminal(capsys: pytest.CaptureFixture[str],
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "FIRST_LINE_S", 0.02)
-    with progress("working", total=3) as bar:
-        bar.advance()
-        bar.text("validating 3/8")
-        time.sleep(0.3)
-    assert capsys.readouterr() == ("", "validating 3/8, 1/3 (0:00, 0:00 left)\n")
-    with progress("compiling"):
-        time.sleep(0.3)
-    assert capsys.readouterr() == ("", "compiling (0:00)\n"), "what is not counted has no number"
+def test_long_work_says_so_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bar, seen = terminal.Bar("working"), threading.Event()
+    for total, said in ((None, "working (0:00)"), (3, "working, 0/3 (0:00)")):  # what is not counted has no number
+        def told(total: int | None = total) -> float:
+            return terminal._tell(bar, total, time.monotonic()) + bool(seen.set())
+
+        with terminal.following(told, 0.0):
+            assert seen.wait(60.0)
+        assert capsys.readouterr() == ("", f"{said}\n")
+        seen.clear()
+    bar.advance()
+    terminal._tell(bar, 3, time.monotonic())
+    assert capsys.readouterr().err == "working, 1/3 (0:00, 0:00 left)\n"
 
 
 def test_seen_on_a_terminal_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +52,3 @@ def test_seen_on_a_terminal_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> No
     assert "nearly done" in screen.getvalue()
     monkeypatch.setenv("CI", "true")
     assert not watched()
-
-
-def test_the_first_line_comes_within_five_seconds_of_a_start() -> None:
-    assert terminal.FIRST_LINE_S <= 2.0, "and Python and Hydra take up to three before it"

@@ -12,9 +12,9 @@ from ooco_gym.errors import UserError
 from ooco_gym.sim.engine_versions import engine_version_of
 from ooco_gym.workload import Trace
 from tests.oracle import schedulers
-from tests.oracle.__main__ import main, markdown
+from tests.oracle.__main__ import main
 from tests.oracle.cases import Case, random_case
-from tests.oracle.compare import agreement, report
+from tests.oracle.compare import agreement
 from tests.oracle.fuzz import ASYNCHRONOUS
 from tests.oracle.schedulers import Oracle
 
@@ -62,18 +62,6 @@ def test_times_and_missing_steps_count(case: Case) -> None:
     assert agreement(played, short).first == told
 
 
-def test_differences_are_in_the_table(case: Case) -> None:
-    played = schedulers.simulate(case)
-    later = {**played, "finish_ps": played["finish_ps"] + int(0.01 * played["finish_ps"].max())}
-    rows = [{"load": "own", "policy": case.policy, "prefix_caching": case.prefix_caching, **report(case, played, other)}
-            for other in (played, {**later, "end_ps": later["end_ps"] + 1})]
-    assert rows[1]["difference_percent"]["makespan_s"] == pytest.approx(1.0, rel=0.05)
-    lines = markdown({"results": rows}).splitlines()
-    assert [line.split(" | ")[3] for line in lines[2:]] == ["all", "100.000 %"]
-    assert lines[2].endswith("| none |")
-    assert "makespan" in lines[3] or "tpot" in lines[3]
-
-
 def test_what_the_engine_refuses_is_named() -> None:
     one = Trace([0.0], [30], [5])
     with pytest.raises(UserError, match="'sarathi' has no counterpart in the engine"):
@@ -82,21 +70,6 @@ def test_what_the_engine_refuses_is_named() -> None:
         Case(one, "vllm_fcfs", 3)
     with pytest.raises(UserError, match="max_num_batched_tokens=16 is below max_num_seqs=256"):
         Case(one, "vllm_fcfs", 10, max_num_batched_tokens=16)
-
-
-@pytest.mark.parametrize(("words", "told"), [
-    (["--loads", "heavy"], "invalid choice: 'heavy'"),
-    (["--policies", "ooco"], "invalid choice: 'ooco'"),
-    (["--requests", "0"], "argument --requests: expected a whole number of at least 1"),
-    (["--python", "/bin/true,/no/such"], "/no/such is no Python interpreter that can be run"),
-])
-def test_mistakes_on_the_command_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["study", *words])
-    except SystemExit as left:
-        code = left.code
-    assert code == 2
-    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("version", "known"), [

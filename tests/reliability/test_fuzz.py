@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -57,24 +55,6 @@ def test_what_is_wrong_is_found_and_made_smaller(monkeypatch: pytest.MonkeyPatch
     said = Here(1.0).ask(case).said
     assert "three requests" in said
     assert len(fuzz.shrink(Here(1.0), case, said)["rows"]) == 3
-
-
-def test_a_night_that_is_stopped_says_what_it_found_and_where_to_go_on(
-        monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    class Here(fuzz.Worker):
-        def ask(self, given: Any, limit_s: float = 1.0) -> fuzz.Answer:
-            if given[1] == 9:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return fuzz.Answer(fuzz.FAILED if given[1] == 6 else fuzz.OK, "three requests" * (given[1] == 6))
-
-    monkeypatch.setattr(fuzz, "Worker", Here)
-    before = signal.getsignal(signal.SIGTERM)
-    assert fuzz.run(10**9, seed=2, begin=5, processes=2, limit_s=1.0) == 1
-    played, goes_on = capfd.readouterr().out.splitlines()[-2:]
-    count = int(played.split()[1].replace(",", ""))
-    assert count >= 5 and "refused in a sentence, 1 failed" in played
-    assert goes_on == f"stopped: go on with begin={5 + count} N={10**9 - count}"
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(("failing", "code"), [(None, 0), (7, 1)])

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.protocol import baseline_among
-from ooco_gym.render.metrics import COMPUTED, LATE, SERVED, compare, figure, heading, metrics_of
+from ooco_gym.render.metrics import COMPUTED, LATE, SERVED, compare, figure, metrics_of
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.reading import most_sustained
 
@@ -88,18 +87,6 @@ def test_there_is_no_verdict_that_undecided_requests_could_turn():
     assert "It is undecided whether `a` would" in both.answer()
     assert ranked({"a": open_}).answer().startswith("No policy is known to meet")
     assert ranked({"a": runs([0.5], [9], 0.0, undecided=0.2)}).found["a"][LATE]["feasible"] is False
-
-
-def test_every_metric_has_a_unit():
-    assert heading(LATE) == "SLO violations (%)" and heading("online.tpot_p99_s") == "TPOT P99 (ms)"
-    assert heading("offline.prompt_tokens_per_s") == "offline prompt tokens per s (tokens/s)"
-    assert heading("online.ttft_attainment") == "online ttft attainment (%)"
-    assert heading("offline.evictions") == "offline evictions"
-
-
-def test_vllm_is_what_others_are_compared_with_where_it_plays():
-    assert baseline_among(["ooco", "vllm_priority"]) == "vllm_priority"
-    assert baseline_among(["ooco", "base_pd"]) == "ooco"
 
 
 def test_tables_have_the_cluster_the_units_and_the_differences_named():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from pathlib import Path
 
@@ -13,16 +12,10 @@ from ooco_gym.report import (
     Column,
     Section,
     Table,
-    as_text,
     curve,
-    duration,
     errors,
-    joined,
-    minus,
-    number,
     percent,
     plot,
-    with_interval,
     write_page,
 )
 from tests.html_pages import Page
@@ -64,20 +57,6 @@ def test_a_table_of_records() -> None:
     assert table.rows == (("a", "1.5", "50.00 %"), ("b", "0.5", "–"))
     assert Table("", ("a", "b", "c"), [("x", "1", "no"), ("y", "2", "3"), ("z", "none", "no")]).sides == "lrl"
     assert Table("", ("", ""), [("requests", "1"), ("rate", "2"), ("class", "online")]).sides == "ll"
-
-
-def test_numbers_as_text() -> None:
-    assert [percent(x) for x in (0.0312, None, math.nan)] == ["3.12 %", "–", "–"]
-    assert percent(0.5, 0) == "50 %" and percent(3.14, 1, "+", whole=1.0) == "+3.1 %"
-    texts = ["–", "0.123", "2", "100", "150", "12,346"]
-    assert [number(x) for x in (None, 0.12345, 2.0, 99.96, 150.4, 12_345.6)] == texts
-    assert number(-0.5, sign="+") == "-0.5" and minus("-0.5") == "−0.5"
-    assert [duration(x) for x in (None, 0.0123, 1.5, 1234.0)] == ["–", "12.3 ms", "1.50 s", "1,234 s"]
-    assert as_text(1234, ",") == "1,234" and as_text("text") == "text"
-    assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
-    assert with_interval(0.5, 0.25, 0.75, percent) == "50.00 % [25.00 %, 75.00 %]"
-    assert with_interval(1.0, None, None, ".1f") == "1.0" == with_interval(1.0, math.nan, math.nan, ".1f")
-    assert with_interval(None, None, None) == "–" and with_interval(math.nan, 0.0, 1.0, none="") == ""
 
 
 # --- A page is one file of valid HTML with Plotly in it once; error bars stand where there are intervals -------------

@@ -55,13 +55,6 @@ def test_rows_of_gateways_and_spans_that_are_no_call_are_left_out(tmp_path, colu
                                                                 for note in trace.notes)
 
 
-def test_a_summary_of_a_benchmark_is_no_request(tmp_path):
-    (tmp_path / "b.json").write_text(json.dumps({"date": "20260901", "num_prompts": 12, "completed": 12,
-                                                 "total_input_tokens": 900, "total_output_tokens": 240}))
-    with pytest.raises(UserError, match="a sum a row"):
-        read_trace(tmp_path / "b.json")
-
-
 def test_rows_are_chosen_by_any_column() -> None:
     rows = [(0.5 * at, 300, 20, 200 + 300 * (at % 2), "ab"[at // 5]) for at in range(10)]
     name = written(["status", "model"], rows)
@@ -109,11 +102,6 @@ def test_hashes_tell_rows_apart() -> None:
     Path("log.jsonl").write_text(table)
     assert len(loaded(read_table(Path("log.jsonl")), dict(zip(HEAD, HEAD, strict=True)), distinct=True)[0].columns[
         "arrival_s"]) == 10
-
-
-def test_sums_of_requests_are_no_requests() -> None:
-    with pytest.raises(UserError, match=r"column 'num_model_requests' counts 25 requests at line 2, 50 in all"):
-        read_trace(written(["num_model_requests"], [(60 * at, 30000, 2000, 25) for at in range(2)]))
 
 
 def test_mooncakes_columns_without_hashes_are_asked_for_their_unit() -> None:
