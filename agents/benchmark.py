@@ -35,7 +35,7 @@ from ooco_gym.resources import load_yaml, names
 EVALUATED, PROGRESS = "evaluation.json", "progress.csv"
 
 
-class Job(NamedTuple):
+class BenchmarkRun(NamedTuple):
     """A command, the folder of its results, the file that it leaves at its end, and how long it may take."""
 
     words: list[str]
@@ -108,7 +108,7 @@ def _chosen(config: Mapping[str, Any]) -> list[str]:
     return asked
 
 
-def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
+def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[BenchmarkRun]:
     """The training runs of an environment: of each agent and seed."""
     own = plain(config["own"]).get(name) or {}
     for agent in config["agents"]:
@@ -117,8 +117,8 @@ def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[Job]:
             words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
                      "overwrite": "true", **_flat(config["train"]),
                      **_flat({"agent": config["own_of_agents"].get(agent) or {}}), **_flat(own), "out": folder}
-            yield Job(["train", *(f"{key}={'null' if value is None else value}" for key, value in words.items())],
-                      folder, SUMMARY_FILE, float(config["run_s"]))
+            settings = [f"{key}={'null' if value is None else value}" for key, value in words.items()]
+            yield BenchmarkRun(["train", *settings], folder, SUMMARY_FILE, float(config["run_s"]))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -129,17 +129,17 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def evaluation(config: Mapping[str, Any], name: str, out: Path) -> Job:
+def evaluation(config: Mapping[str, Any], name: str, out: Path) -> BenchmarkRun:
     """The evaluation of an environment's runs beside random play and rules."""
     best = plain(config["heuristics"]).get(name, BASE)
     rules = list(dict.fromkeys([RANDOM, BASE, best]))
     policies = [*(str(out / agent) for agent in config["agents"]), *(f'"{rule}"' for rule in rules)]
     words = ["evaluate", f"env={name}", f"policies=[{','.join(policies)}]", f"episodes={config['episodes']}",
              "workers=1", f"out={out / 'evaluation'}"]
-    return Job(words, out / "evaluation", EVALUATED, float(config["run_s"]))
+    return BenchmarkRun(words, out / "evaluation", EVALUATED, float(config["run_s"]))
 
 
-def _run(job: Job) -> str | None:
+def _run(job: BenchmarkRun) -> str | None:
     """Runs a command; returns it if it fails."""
     job.out.parent.mkdir(parents=True, exist_ok=True)
     (job.out / job.ends_with).unlink(missing_ok=True)
@@ -186,7 +186,6 @@ def _curve(run: Path) -> list[list[float]]:
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """The table that the command prints."""
     rows = [[name, policy, with_interval(one["iqm"], one["low"], one["high"], ".4g"), f"{one['violation_rate']:.1%}"]
             for name, policies in found.items() for policy, one in policies.items()]
     return Table("Interquartile mean of rewards a second above random play's, on held-out windows", (

@@ -46,7 +46,6 @@ def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float =
 
 
 def positive(place: Mapping[str, Any], key: str, name: str = "", null: str = "") -> Any:
-    """The positive number at `key`."""
     value = _checked(place, key, name, lambda value: is_number(value) and value > 0, "a positive number", null)
     return None if value is None else float(value)
 

@@ -40,7 +40,7 @@ from ooco_gym.version import __version__
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
 OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
 # Of a window: offline service (reference GPU-s/s), online requests that violate, and all; by its key in a summary.
-FIGURES = {"service": "offline_reference_gpu_s_per_s", "violated": "online_violated", "arrived": "online_arrived"}
+METRICS = {"service": "offline_reference_gpu_s_per_s", "violated": "online_violated", "arrived": "online_arrived"}
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
 
 def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: int = 1, cache: bool = False
          ) -> dict[str, list[float]]:
-    """Runs the first `count` windows of a task under a policy; returns `FIGURES` of each window.
+    """Runs the first `count` windows of a task under a policy; returns `METRICS` of each window.
 
     Raises:
         UserError: the policy cannot run it.
@@ -135,7 +135,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
             get_policy(policy).vector()  # raises if a parameter has no value
         asked = env, changes, list(suite["seeds"]), count, policy
         on = [*asked, file_stamps([env, changes]), policy_identity(policy)]
-        return next(in_processes(_simulated_figures, [asked], 1, cache=cache, depends=lambda _: on))
+        return next(in_processes(_simulated_metrics, [asked], 1, cache=cache, depends=lambda _: on))
     if changes:  # as a scenario, in which a share of the peak is a factor on the rate
         with closing(make_env(env)) as made:
             config = under(made.unwrapped.config, changes, f"suite.tasks.{task}")
@@ -144,17 +144,17 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
         env |= {"shifts": {task: shift}, "shift": task, "vary": dict(config.vary)}
     jobs = jobs_of(env, policy, windows(suite["seeds"], count))
     records = list(chain.from_iterable(in_processes(play_job, jobs, workers, cache=cache, depends=depends_on)))
-    figures = {}
-    for key, name in FIGURES.items():
-        figures[key] = [one["summary"][name] for one in records]
-    return figures
+    columns = {}
+    for key, name in METRICS.items():
+        columns[key] = [one["summary"][name] for one in records]
+    return columns
 
 
-def _simulated_figures(asked: tuple[Any, ...]) -> dict[str, list[float]]:
-    """Simulates windows under one policy, in threads; returns `FIGURES` of each."""
+def _simulated_metrics(asked: tuple[Any, ...]) -> dict[str, list[float]]:
+    """Simulates windows under one policy, in threads; returns `METRICS` of each."""
     env, changes, seeds, count, policy = asked
     outcome = Field(env, [changes], "suite.tasks", seeds, count).play([policy])[0]
-    return {key: outcome[key].tolist() for key in FIGURES}
+    return {key: outcome[key].tolist() for key in METRICS}
 
 
 # --- Scores -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baselines.deadline import PARAMS, P, Settings, compose_within, route
+from baselines.deadline import PARAMS, P, Shares, compose_within, route
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.engine_features import engine_row, engine_stack
@@ -58,7 +58,7 @@ ADJUSTED = (
     Adjusted("headroom_share", "linear", 0.1, 0.0, 0.9),
     Adjusted("give_up_share", "linear", 0.02, 0.0, 0.5),
 )
-if tuple(one.name for one in ADJUSTED) != Settings._fields:
+if tuple(one.name for one in ADJUSTED) != Shares._fields:
     raise AssertionError("ADJUSTED must have the parameters of Settings in their order")
 OWN = (
     Param("interval_s", "time between two updates of the parameters, seconds", 0.0, 3600.0),
@@ -86,7 +86,7 @@ BLOCK_S = float(BLOCKS_S[0])
 
 
 @inner
-def figures(state, instance, row):
+def engine_features(state, instance, row):
     """Fills `row` (of `engine_stack`) with the features of an instance's engine."""
     memory, now_s = state.memory[instance], state.clock.now_ps / PS_PER_S
     if math.floor(now_s / BLOCK_S) != memory[BLOCK] - 1.0:
@@ -100,7 +100,7 @@ def figures(state, instance, row):
 def look(state, instance):
     """Sets the parameters of an instance from the features of its engine."""
     row, weights = engine_stack(), state.weights
-    figures(state, instance, row)
+    engine_features(state, instance, row)
     for j in range(_COUNT):
         z = weights[j * _WIDTH + _WIDTH - 1]
         for k in range(_WIDTH - 1):
@@ -120,7 +120,7 @@ def set_parameter(state, instance, j, z):
 def settings_now(state, instance):
     """The parameters in force on an instance."""
     m = state.memory[instance]
-    return Settings(m[SET], m[SET + 1], m[SET + 2], m[SET + 3], m[SET + 4], m[SET + 5], m[SET + 6], m[SET + 7],
+    return Shares(m[SET], m[SET + 1], m[SET + 2], m[SET + 3], m[SET + 4], m[SET + 5], m[SET + 6], m[SET + 7],
                     m[SET + 8])
 
 

@@ -22,7 +22,7 @@ admitted. If it does not fit, none is.
 - `least_work`: fewest uncached tokens to compute.
 - `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
   it.
-- `index` (ours): the sum of weights `w_…` times figures of the request from 0 to 1 (`index_of`). Its
+- `index` (ours): the sum of weights `w_…` times features of the request from 0 to 1 (`index_of`). Its
   numbers of tokens and seconds are logarithms, so a score orders by a product of powers: w_work
   alone is `shared_work`; with w_output -1, by its tokens over the predicted output. Two weights
   multiply the output by the share of KV memory in use and by the number that wait, so its sign can
@@ -65,7 +65,7 @@ from ooco_gym.policy.latency_budget import (
     LEFT_OPEN,
     MOST_GIVEN,
     OPEN_CHUNK,
-    OPEN_FIGURES,
+    OPEN_FIELDS,
     OPEN_HEADROOM,
     OPEN_LEFT,
     OPEN_TOKENS,
@@ -75,6 +75,7 @@ from ooco_gym.policy.latency_budget import (
 )
 from ooco_gym.policy.lengths import believed_remaining, believed_spread
 from ooco_gym.policy.mixed import get_computed_blocks, next_in_order
+from ooco_gym.policy.orders import ORDERS, PREFIX, SHORTEST, order_score
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import prompt_names
@@ -82,11 +83,9 @@ from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.step_actions import num_free_blocks
 from ooco_gym.sim.waiting import rank_of
 
-RULES = ("arrival", "prefix", "lpm", "dfs_weight", "shortest", "least_work", "shared_work", "longest",
-         "shortest_output", "edf", "jobs", "index")
-(ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK, LONGEST, SHORTEST_OUTPUT, EDF, JOBS,
- INDEX) = range(12)
-PER_LOG = 0.1  # of the figures of `index`: ln 22,025 is 1, and so is all beyond
+RULES = (*ORDERS, "longest", "shortest_output", "edf", "jobs", "index")
+LONGEST, SHORTEST_OUTPUT, EDF, JOBS, INDEX = range(len(ORDERS), len(RULES))
+PER_LOG = 0.1  # of the features of `index`: ln 22,025 is 1, and so is all beyond
 COLD_OUTPUT, SHORT_OUTPUT, FEW_TOKENS = 128.0, 32.0, 4096  # of `jobs`, its defaults
 OWN = (
     Param("rule", "score by which waiting offline requests are admitted", choices=RULES),
@@ -181,7 +180,7 @@ def score_of_job(state, instance, slot):
 
 @inlined
 def logged(number):
-    """The logarithm of 1 + a number, as a figure from 0 to 1."""
+    """The logarithm of 1 + a number, as a feature from 0 to 1."""
     return min(1.0, PER_LOG * steady(math.log1p(max(0.0, number))))
 
 
@@ -213,14 +212,8 @@ def index_of(state, instance, slot, cached, others):
 def score_by_rule(state, instance, slot, index, cached, members, shared):
     """The rule's score of the request at an index of the walk."""
     rule, tokens = np.int64(state.params[Q.rule]), length(state, slot)
-    if rule == ARRIVAL:
-        return float(state.requests[slot].arrival_ps) if state.config.waiting_order else float(index)
     if rule == PREFIX:
         return float(index)
-    if rule == LPM:
-        return -float(cached)
-    if rule == DFS_WEIGHT:
-        return -float(members)
     if rule == LONGEST:
         return -float(tokens)
     if rule == SHORTEST_OUTPUT:
@@ -232,10 +225,9 @@ def score_by_rule(state, instance, slot, index, cached, members, shared):
         return score_of_job(state, instance, slot)
     if rule == INDEX:
         return index_of(state, instance, slot, cached, shared * (1.0 - 1.0 / members))
-    cost = float(tokens)
-    if rule != SHORTEST:
-        cost -= cached + (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0)
-    if state.params[Q.output_weight] > 0.0:
+    arrival = float(state.requests[slot].arrival_ps) if state.config.waiting_order else float(index)
+    cost = order_score(rule, arrival, float(tokens), float(cached), float(members), shared)
+    if rule >= SHORTEST and state.params[Q.output_weight] > 0.0:
         cost += state.params[Q.output_weight] * believed_remaining(state, slot)
     return cost
 
@@ -336,7 +328,7 @@ def compose(view):
     if not left_open:
         return tokens
     row = state.scratch[1]
-    for place in range(OPEN_FIGURES):
+    for place in range(OPEN_FIELDS):
         row[place] = state.scratch[0, place]
     admit_by_score(state, instance, row)
     if row[0] == 0 and spec.running == 0 and spec.online_head < 0:  # an idle engine: nothing binds
@@ -379,8 +371,8 @@ def checked(policy, context):
     Raises:
         UserError: `max_batch` is too small.
     """
-    if context.max_batch < OPEN_FIGURES:
-        raise UserError(f"policy {policy.name}: max_batch is {context.max_batch}; expected {OPEN_FIGURES} or more")
+    if context.max_batch < OPEN_FIELDS:
+        raise UserError(f"policy {policy.name}: max_batch is {context.max_batch}; expected {OPEN_FIELDS} or more")
     return {}
 
 

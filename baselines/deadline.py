@@ -47,7 +47,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
-from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, Limits, decodes, fill, fill_least, token_slack
+from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, FillLimits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.mixed import begins_ps
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length
@@ -88,7 +88,7 @@ LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_e
 CREDIT, SEEN_PS, NEXT = 0, 1, 2
 
 
-class Settings(NamedTuple):
+class Shares(NamedTuple):
     """The parameters of an iteration, as `PARAMS` describes them."""
 
     tpot_share: float
@@ -106,7 +106,7 @@ class Settings(NamedTuple):
 def settings_of(state):
     """The policy's own parameters."""
     p = state.params
-    return Settings(p[P.tpot_share], p[P.ttft_share], p[P.decode_share], p[P.offline_share], p[P.online_chunk],
+    return Shares(p[P.tpot_share], p[P.ttft_share], p[P.decode_share], p[P.offline_share], p[P.online_chunk],
                     p[P.offline_chunk], p[P.least_iteration_s], p[P.headroom_share], p[P.give_up_share])
 
 
@@ -229,7 +229,6 @@ def fewest_of(state, slot):
 
 @hook(ROUTE, flushes=True)
 def route(view):
-    """As `fewest_of`."""
     return fewest_of(view.state, view.request)
 
 
@@ -295,7 +294,7 @@ def compose_within(state, instance, settings):
     if p[P.growth] > 0.0:
         growing, grown = blocks_to_grow(state, instance, p[P.growth])
         headroom += growing
-    limits = Limits(
+    limits = FillLimits(
         np.int64(NEVER) if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
         np.int64(1) if due else online_chunk, offline_chunk, headroom, grown,
         np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE))

@@ -24,7 +24,7 @@ TRIES = 1000  # draws of a batch
 KEPT = 256  # cached fits, and sets of batches of some 0.3 MB each
 
 
-class Batches(NamedTuple):
+class KindBatches(NamedTuple):
     """Batches of one kind: contexts of their decodes, and int64[n, 2] (tokens done, new tokens) of
     their chunk."""
 
@@ -85,7 +85,7 @@ def prompt_lengths(memory_tokens: int) -> np.ndarray:
     return np.unique(np.rint(steady(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25))).astype(np.int64))
 
 
-def decode_features(batches: Batches) -> np.ndarray:
+def decode_features(batches: KindBatches) -> np.ndarray:
     """Features of the decode time T_d: float64[n, 2], the longest and the mean context of each
     batch."""
     return np.array([(contexts.max(initial=0), contexts.sum() / len(contexts)) for contexts in batches.contexts],
@@ -93,7 +93,7 @@ def decode_features(batches: Batches) -> np.ndarray:
 
 
 @lru_cache(KEPT)
-def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, Batches]:
+def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, KindBatches]:
     """Draws the benchmarks of each kind; instances that differ only in speed have the same ones."""
     rng = np.random.Generator(np.random.Philox(key=0))
     rng.uniform(size=SAMPLES)  # unused draws, which keep the following ones unchanged
@@ -101,11 +101,11 @@ def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, Batches]:
     beside = tuple(_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES))
     new = np.rint(steady(2.0 ** rng.uniform(4.0, 11.0, SAMPLES))).astype(np.int64)
     done = np.rint(steady(2.0 ** rng.uniform(4.0, 14.0, SAMPLES)) * rng.integers(0, 2, SAMPLES)).astype(np.int64)
-    return {"decode": Batches(decodes, np.zeros((SAMPLES, 2), np.int64)),
-            "mixed": Batches(beside, np.stack([done, new], axis=1))}
+    return {"decode": KindBatches(decodes, np.zeros((SAMPLES, 2), np.int64)),
+            "mixed": KindBatches(beside, np.stack([done, new], axis=1))}
 
 
-def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
+def latency_ps(table: CostTable, batches: KindBatches) -> np.ndarray:
     """Latencies of an instance's iterations with these batches: float64[n], in ps."""
     chunks, contexts = batches.chunks, batches.contexts
     return mixed_latency_ps(table, chunks[:, 1:], chunks[:, :1], [len(one) for one in contexts],

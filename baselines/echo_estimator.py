@@ -58,7 +58,7 @@ PARAMS = (
 P = slots(PARAMS)
 
 
-class Load(NamedTuple):
+class BatchLoad(NamedTuple):
     """The properties of a batch that determine its time and benefit."""
 
     decodes: int | np.int64
@@ -73,9 +73,8 @@ class Load(NamedTuple):
 # --- Execution time (5.2) -------------------------------------------------------------------------------------------
 @inner
 def nothing():
-    """The empty batch."""
     zero = np.int64(0)
-    return Load(zero, zero, zero, zero, 0.0, zero, 0.0)
+    return BatchLoad(zero, zero, zero, zero, 0.0, zero, 0.0)
 
 
 @inner
@@ -86,7 +85,7 @@ def with_decode(state, load, context):
         longest, second = context, longest
     elif context > second:
         second = context
-    return Load(load.decodes + 1, load.context + context, longest, second, load.prefill_ps, load.prompts,
+    return BatchLoad(load.decodes + 1, load.context + context, longest, second, load.prefill_ps, load.prompts,
                 load.benefit + state.params[P.decode_benefit])
 
 
@@ -94,7 +93,7 @@ def with_decode(state, load, context):
 def without_decode(state, load, context):
     """Removes a decode from the batch; before another removal, `ranked` must be called."""
     longest = load.second if context == load.longest else load.longest
-    return Load(load.decodes - 1, load.context - context, longest, longest, load.prefill_ps, load.prompts,
+    return BatchLoad(load.decodes - 1, load.context - context, longest, longest, load.prefill_ps, load.prompts,
                 load.benefit - state.params[P.decode_benefit])
 
 
@@ -111,7 +110,7 @@ def ranked(state, instance, load):
                 longest, second = context, longest
             else:
                 second = context
-    return Load(load.decodes, load.context, longest, second, load.prefill_ps, load.prompts, load.benefit)
+    return BatchLoad(load.decodes, load.context, longest, second, load.prefill_ps, load.prompts, load.benefit)
 
 
 @inner
@@ -120,7 +119,7 @@ def with_chunk(state, load, done, tokens, worth, sign):
     `worth` tokens."""
     p, reach = state.params, float(done + tokens)
     time_ps = max(p[P.square_ps] * (reach * reach - float(done) * float(done)) + p[P.token_ps] * tokens, p[P.least_ps])
-    return Load(load.decodes, load.context, load.longest, load.second, load.prefill_ps + sign * time_ps,
+    return BatchLoad(load.decodes, load.context, load.longest, load.second, load.prefill_ps + sign * time_ps,
                 load.prompts + sign, load.benefit + sign * p[P.prefill_benefit] * worth)
 
 

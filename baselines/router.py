@@ -89,9 +89,9 @@ MOST_Z = 20.0
 @inlined
 def load_of(state, instance):
     """Online requests of an instance, by `waiting_weight` and `sent_weight`."""
-    p, figures = state.params, state.memory[instance]
-    waiting = (p[Q.waiting_weight] - 1.0) * figures[v.WAITING]
-    return figures[v.ONLINE] + waiting + p[Q.sent_weight] * figures[v.SENT]
+    p, metrics = state.params, state.memory[instance]
+    waiting = (p[Q.waiting_weight] - 1.0) * metrics[v.WAITING]
+    return metrics[v.ONLINE] + waiting + p[Q.sent_weight] * metrics[v.SENT]
 
 
 @inner
@@ -134,18 +134,18 @@ def score_by_rule(state, slot):
     p, rule = state.params, np.int64(state.params[Q.rule])
     pace_s = v.mean_of(state, v.PACE_S)
     for instance in range(state.config.relaxed_count):
-        figures = state.memory[instance]
+        metrics = state.memory[instance]
         if rule == LATENCY:
-            figures[v.SCORE] = figures[v.LATENCY_S] + p[Q.decode_tokens] * figures[v.STEP_S]
+            metrics[v.SCORE] = metrics[v.LATENCY_S] + p[Q.decode_tokens] * metrics[v.STEP_S]
             continue
         if rule == NONE:
-            figures[v.SCORE] = 1.0
+            metrics[v.SCORE] = 1.0
             continue
         score = load_of(state, instance) + 1.0
         if rule == LMETRIC:
-            ahead = figures[v.QUEUE] + p[Q.sent_weight] * figures[v.SENT_TOKENS]
-            score *= length(state, slot) - figures[v.CACHED] + p[Q.queue_weight] * ahead
-        figures[v.SCORE] = score * (figures[v.PACE_S] / pace_s) ** p[Q.speed_share]
+            ahead = metrics[v.QUEUE] + p[Q.sent_weight] * metrics[v.SENT_TOKENS]
+            score *= length(state, slot) - metrics[v.CACHED] + p[Q.queue_weight] * ahead
+        metrics[v.SCORE] = score * (metrics[v.PACE_S] / pace_s) ** p[Q.speed_share]
     if rule == POWER_OF_TWO:
         draw_choices(state, slot)
     elif rule == STICKY:

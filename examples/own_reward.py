@@ -5,7 +5,7 @@
 
 from typing import ClassVar
 
-from ooco_gym.envs.custom import Figure, Term, reading
+from ooco_gym.envs.custom import OwnFeature, Term, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.prefill_gate import PrefillGateEnv
 from ooco_gym.envs.vector import register
@@ -28,8 +28,8 @@ class OwnPrefillGateEnv(PrefillGateEnv):
 
     id: ClassVar[str] = "mine/PrefillGate-v1"
     terms: ClassVar[tuple[Term, ...]] = (Term("interrupted", interrupted, weight=0.1),)
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure(Feature("offline_residents", "requests", "log", 256, 0.0, 1.0, "offline requests that decode here"),
+    own_features: ClassVar[tuple[OwnFeature, ...]] = (
+        OwnFeature(Feature("offline_residents", "requests", "log", 256, 0.0, 1.0, "offline requests that decode here"),
                offline_residents),)
 
 

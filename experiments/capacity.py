@@ -34,7 +34,7 @@ from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.run_notes import SEARCHED, say_clock, say_played
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import Crossing, Limits, Plan, Point
+from ooco_gym.study.search import Crossing, Limits, Point, SearchPlan
 from ooco_gym.study.sustain import Bench, placed
 from ooco_gym.study.tuning import parts_of, tune, with_settings
 
@@ -119,8 +119,8 @@ class Cell:
 
     name: str
     scenario: Scenario
-    plan: Plan
-    trial: Plan
+    plan: SearchPlan
+    trial: SearchPlan
     tpot_from: str = TPOT_FROM[0]
     baselines: Sequence[str] = BASELINES
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def cells_of(base: Scenario, options: Mapping[str, Any], policies: Sequence[str]
         check_keys(where, given, (*SCENARIO_KEYS, "params", "search"))
         _check_names(where, given)
         own = given.get("search") or {}
-        check_keys(f"{where}.search", own, Plan.__dataclass_fields__)
+        check_keys(f"{where}.search", own, SearchPlan.__dataclass_fields__)
         scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
         for name in (*policies, *(options["baselines"] or ())):
             scenario.on_kind(get_policy(name).mixed)
@@ -166,8 +166,8 @@ def cells_of(base: Scenario, options: Mapping[str, Any], policies: Sequence[str]
         name = f"{title_of(scenario.workload)} on {cluster.name}"
         if name in found:
             raise UserError(f"cells: '{name}' is given twice; expected different workloads or clusters")
-        found[name] = Cell(name, scenario, plan=Plan(**{**options["search"], **own}),
-                           trial=Plan(**{**options["search"], **options["tuning"]["search"], **own}),
+        found[name] = Cell(name, scenario, plan=SearchPlan(**{**options["search"], **own}),
+                           trial=SearchPlan(**{**options["search"], **options["tuning"]["search"], **own}),
                            tpot_from=options["tpot_from"], baselines=options["baselines"] or usual,
                            params={**(options["params"] or {}), **(given.get("params") or {})},
                            shown={"tpot_from": options["tpot_from"], "seeds": list(seeds_of(options["seeds"]))})

@@ -68,7 +68,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def name_of(claim: Figure) -> str:
-    """Returns a claim's name."""
     return claim.name.rpartition("/")[2]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.settings import plain
 from ooco_gym.from_config import scenario_of
-from ooco_gym.metrics.costs import cost_figures, price_of
+from ooco_gym.metrics.costs import cost_metrics, price_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
 from ooco_gym.render.metrics import JOBS, compare, metrics_of
@@ -51,7 +51,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             asked[name] = [jobs.submit(one.with_(seed=seed), name) for seed in seeds]
         for name, one in on.items():
             chips, runs = len(one.load_cluster().hardware()[2]), [future.result() for future in asked[name]]
-            summaries[name] = [{**run, "cost": cost_figures(run, chips, price)} for run in runs]
+            summaries[name] = [{**run, "cost": cost_metrics(run, chips, price)} for run in runs]
     costs = [f"cost.{key}" for key in ("goodput_per_s", "chip_hours_per_million_tokens", "per_million_tokens")
              if key != "per_million_tokens" or price is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)

@@ -101,7 +101,6 @@ def learned_figures(held: Mapping[str, Mapping[str, np.ndarray]], found: Mapping
 
 
 def sentence(learned: Mapping[str, Any]) -> str:
-    """Returns the answer of the page."""
     def gain(name: str) -> str:
         one = learned["over"][name]
         ends = "{:.1f} % [{:.1f}, {:.1f}]".format(*(100 * (one[key] - 1) for key in ("ratio", "ci_low", "ci_high")))

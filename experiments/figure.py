@@ -157,7 +157,6 @@ def ours(found: Mapping[str, Any]) -> str:
 
 
 def ranges(ends: Sequence[float | None] | None) -> str:
-    """Returns a range in words."""
     low, high = ends or (None, None)
     if low is None or high is None:
         return NONE if low is high else f"from {low:g}" if high is None else f"up to {high:g}"

@@ -49,7 +49,7 @@ from ooco_gym.report.templates import sentence
 from ooco_gym.run_notes import say_clock, say_played
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import Limits, Plan
+from ooco_gym.study.search import Limits, SearchPlan
 from ooco_gym.study.sustain import Bench
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         for policy in policies:
             scenario = base.on_kind(get_policy(policy).mixed)
             bench = (BatchBench if batch else Bench)(jobs, scenario, seeds, scenario.load_slo().tpot_from, limits,
-                                                     Plan(**options["search"]))
+                                                     SearchPlan(**options["search"]))
             rows.append((_batch_row if batch else _row)(Planner(policy, bench), rate, options))
     for row in rows:
         row["cluster_file"] = str(Path(options["out"]) / f"{re.sub(r'[^a-z0-9.]+', '_', row['policy'])}.yaml")
@@ -170,14 +170,14 @@ def _batch_row(planner: Planner, _: float, options: Row) -> dict[str, Any]:
     tried = planner.tried(0.0, options["chips"], int(options["most"]))
     chosen = tried[-1]
     more = [planner.best(chosen.instances + count, 0.0) for count in range(1, int(options["frontier"]))]
-    sizes = {one.instances: _batch_figures(one, each, options["price_per_chip_hour"]) for one in (*tried, *more)}
+    sizes = {one.instances: _batch_metrics(one, each, options["price_per_chip_hour"]) for one in (*tried, *more)}
     fewer = max((count for count in sizes if count < chosen.instances), default=None)
     return {"policy": planner.policy, "instances": chosen.instances, **chosen.size, "holds": chosen.holds,
             **sizes[chosen.instances], "one_fewer": None if fewer is None else sizes[fewer],
             "frontier": [sizes[count] for count in sorted(sizes)], "cluster": sized(scenario, chosen.size)}
 
 
-def _batch_figures(one: Sized, each: int, price: float | None) -> dict[str, Any]:
+def _batch_metrics(one: Sized, each: int, price: float | None) -> dict[str, Any]:
     ends = [run["batch"]["makespan_s"] for run in one.point.summaries]
     chips, end_s = one.instances * each, None if None in ends else float(np.mean(ends))
     tokens = float(one.point.total_tokens_per_s.mean())

@@ -29,7 +29,7 @@ from ooco_gym.report.pages import Plot
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import Limits, Plan, resamples
+from ooco_gym.study.search import Limits, SearchPlan, resamples
 from ooco_gym.study.sustain import Bench, placed
 from ooco_gym.study.table import Answer, Metric
 
@@ -39,7 +39,7 @@ _PEAKS = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Point:
+class Combination:
     """One combination of the axes: its labels, and what is simulated."""
 
     at: dict[str, Any]
@@ -62,7 +62,7 @@ class Study:
         self.figure, self.quick, self._jobs, self._seeds = figure, quick, jobs, seeds
         self.shown: dict[str, Metric] = {}
         self.drawn: Mapping[str, Any] | None = None
-        self._kept: list[list[tuple[Point, Found]]] = []  # by call of `play`
+        self._kept: list[list[tuple[Combination, Found]]] = []  # by call of `play`
         self._plays, self._block = 0, slice(None)
 
     def play(self, axes: Mapping[str, Any], *, scenario: Mapping[str, Any] | None = None, policy: Any = None,
@@ -118,7 +118,7 @@ def by(axis: str, policies: Mapping[Any, str]) -> Callable[[Mapping[str, Any]], 
 
 # --- Points ---------------------------------------------------------------------------------------------------------
 def points_of(axes: Mapping[str, Any], fields: Mapping[str, Any], policy: Any, change: Mapping[str, Any],
-              play: Play) -> list[Point]:
+              play: Play) -> list[Combination]:
     """Returns all combinations of the axes, with their changes applied; arguments and errors as of `Study.play`."""
     options = []
     for axis, given in axes.items():
@@ -133,7 +133,7 @@ def points_of(axes: Mapping[str, Any], fields: Mapping[str, Any], policy: Any, c
         name = str(named or reference_policy(scenario))
         own = {param.name for param in get_policy(name).params} & set(params)
         asked, known = asked | set(params) - {key.partition(".")[2] for key in change}, known | own
-        points.append(Point(at, spelled(name, {key: params[key] for key in params if key in own}),
+        points.append(Combination(at, spelled(name, {key: params[key] for key in params if key in own}),
                             placed(scenario, name), play))
     if asked - known:
         raise UserError(f"axis policy.{min(asked - known)}: no policy of the figure has that parameter")
@@ -156,8 +156,8 @@ def _changed(policy: Any, fields: Mapping[str, Any], changes: Sequence[Mapping[s
 
 
 # --- Simulation -----------------------------------------------------------------------------------------------------
-def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, Any],
-            jobs: Jobs) -> list[tuple[Point, Found]]:
+def measure(points: Sequence[Combination], seeds: Sequence[int], hold: Mapping[str, Any],
+            jobs: Jobs) -> list[tuple[Combination, Found]]:
     """Returns the results of each point on each seed."""
     check_keys("hold", hold, ("sustained", "least"))
     if hold:
@@ -175,7 +175,7 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
     return [(one, list(map(Future.result, mine))) for one, mine in zip(points, asked, strict=True)]
 
 
-def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
+def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Combination) -> Found:
     """Returns the summaries at the highest offline rate sustainable over all seeds, with the search's results.
 
     With `protocol`, load, SLOs, limits and search are those of `ooco-gym capacity protocol=…`.
@@ -187,13 +187,13 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
         with _PEAKS:  # searched once for all policies
             scenario, _ = at_load(scenario.with_(rate_scale=None), {**given, "tpot_from": tpot_from}, jobs)
         options = {key: {**given[key], **(options.get(key) or {})} for key in ("search", "limits")}
-    limits, plan = Limits(**options.get("limits") or {}), Plan(**options.get("search") or {})
+    limits, plan = Limits(**options.get("limits") or {}), SearchPlan(**options.get("search") or {})
     found = Bench(jobs, scenario, seeds, tpot_from, limits, plan).search(point.policy)
     runs = (found.best or found.points[0]).summaries
     return [{**one, "sustained": {"crossing": found, "seed": seed}} for seed, one in enumerate(runs)]
 
 
-def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
+def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Combination) -> Found:
     """Returns the fewest instances within the SLOs on each seed."""
     check_keys("hold.least", options, ("violations", "most"))
     limits = Limits(float(options.get("violations", 0.03)), kept_up=0.0, kept_up_service=0.0)
@@ -209,7 +209,7 @@ def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point
 class Runs:
     """The results of a study's points; `runs["online.ttft_p99_s"]` is a metric of `summary.json` at each."""
 
-    def __init__(self, found: Sequence[tuple[Point, Found]], seeds: int) -> None:
+    def __init__(self, found: Sequence[tuple[Combination, Found]], seeds: int) -> None:
         self._seeds, self._points, self._answers = seeds, [], []
         for point, mine in found:
             for answers in zip(*(one.get("rows", [one]) for one in mine), strict=True):

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.beside import Beside, load
+from ooco_gym.beside import BesideFinder, load
 from ooco_gym.errors import UserError
 from ooco_gym.version import __version__
 
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ooco_gym' has no attribute '{name}'")
 
 
-sys.meta_path.append(Beside())
+sys.meta_path.append(BesideFinder())
 try:
     import ooco_gym.envs  # noqa: F401 - registers the environments
 except ModuleNotFoundError as missing:  # an engine that runs `ooco_gym.runtime` needs no Gymnasium

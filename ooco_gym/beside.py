@@ -16,7 +16,7 @@ PACKAGES = ("agents", "baselines", "experiments")
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Beside(MetaPathFinder):
+class BesideFinder(MetaPathFinder):
     """Asked last: finds what the first package of a name lacks in our folder, and in others on Python's path."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:

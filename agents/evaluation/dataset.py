@@ -80,14 +80,14 @@ def episode(env: Any, player: Player, game: Window, random: float, generator: np
                       {key: value for key, value in info.items() if isinstance(value, float)}))
         seen.append(observation)
     actions, rewards, terminations, truncations, infos = map(list, zip(*steps, strict=True))
-    figures, observations = {}, {}
+    columns, observations = {}, {}
     for key in sorted(set.intersection(*map(set, infos))):  # Minari's Arrow needs an axis
-        figures[key] = np.array([0.0, *(one[key] for one in infos)])[:, None]
+        columns[key] = np.array([0.0, *(one[key] for one in infos)])[:, None]
     for key in OBSERVATION_KEYS:
         observations[key] = np.stack([one[key] for one in seen])
     return EpisodeBuffer(id=None, seed=game.seed, options={"window": game.number}, observations=observations,
                          actions=actions, rewards=rewards, terminations=terminations, truncations=truncations,
-                         infos=figures)
+                         infos=columns)
 
 
 def _random(env: Any, observation: Mapping[str, np.ndarray], generator: np.random.Generator) -> Any:

@@ -62,7 +62,7 @@ class Entrant(NamedTuple):
     learned: bool = True
 
 
-class Job(NamedTuple):
+class Assignment(NamedTuple):
     """Some windows of one policy: a heuristic's or function's name, or the folder of a training run called `run`."""
 
     label: str
@@ -87,7 +87,7 @@ def main(cfg: Any) -> dict[str, Any]:
     asked = config.get("seeds")
     seeds = list(seeds_of(asked, known=split_seeds(env, "test") if asked is None or is_whole(asked) else None))
     games = windows(seeds, whole(config, "episodes", 1))
-    shifts, jobs = _shifts(env, config.get("shift")), list[tuple[str | None, Job]]()
+    shifts, jobs = _shifts(env, config.get("shift")), list[tuple[str | None, Assignment]]()
     for shift in shifts:
         here = env if shift is None else {**env, "shift": shift}
         jobs += [(shift, job) for job in _jobs(here, entrants, games)]
@@ -187,7 +187,7 @@ def _of_one(label: str, policy: str) -> list[Entrant]:
     return [Entrant(name, runs) for name, runs in groups.items()]
 
 
-def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:
+def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Assignment]:
     """Returns the jobs of one suite, after checking that each policy can run in its environment."""
     jobs = []
     with closing(make_env(config)) as env:
@@ -200,17 +200,17 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                     where, name = as_base_policy(config, policy, env)
                     by_name(env.unwrapped, name)  # raises if it is unknown here
                 chunks = (list(games[i : i + SIDE_BY_SIDE]) for i in range(0, len(games), SIDE_BY_SIDE))
-                jobs += [Job(label, where, name, run, chunk) for chunk in chunks]
+                jobs += [Assignment(label, where, name, run, chunk) for chunk in chunks]
     return jobs
 
 
-def play_job(job: Job) -> list[dict[str, Any]]:
+def play_job(job: Assignment) -> list[dict[str, Any]]:
     """Runs one policy on one chunk of windows, in a worker process. Records of a training run name it as `run`."""
     records = play(job.env, player_of(job), job.games, side_by_side=SIDE_BY_SIDE)
     return records if job.run is None else [{**record, "run": job.run} for record in records]
 
 
-def depends_on(job: Job) -> Any:
+def depends_on(job: Assignment) -> Any:
     """What the records of a job depend on, beside our code; None if a user's Python is part of it, of whose imports
     nothing is known."""
     if str(job.env["id"]) not in ENVIRONMENTS or ".py" in repr(job) or function_of(job.policy) is not None:
@@ -223,7 +223,7 @@ def depends_on(job: Job) -> Any:
             [hashlib.sha256(one.read_bytes()).hexdigest() for one in files if one.is_file()]]
 
 
-def player_of(job: Job) -> Player:
+def player_of(job: Assignment) -> Player:
     """The player that takes the decisions of a job."""
     if job.run is not None:
         limit_torch_threads()
@@ -232,7 +232,7 @@ def player_of(job: Job) -> Player:
     return Heuristic(job.policy) if own is None else FunctionPlayer(job.label, own)
 
 
-def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> list[Job]:
+def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> list[Assignment]:
     """Returns the jobs of one policy, given in any form that `evaluate` takes.
 
     Raises:

@@ -221,7 +221,6 @@ def _interval(values: np.ndarray) -> dict[str, float]:
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """The table that the command prints."""
     rows = []
     for name, label, form in (
             ("random", "random actions", ".4g"), ("base_policy", "base policy", ".4g"),

@@ -34,10 +34,10 @@ Interval = tuple[Any, Any, Any]  # mean, low, high; None: without interval
 Records = Sequence[Mapping[str, Any]]
 
 
-def interval_of(figures: np.ndarray, *how: Any) -> Interval:
+def interval_of(values: np.ndarray, *how: Any) -> Interval:
     """Mean (or another statistic, by `how` of `crossed.estimate`) and 95 % bootstrap interval of values (runs,
     windows); None for limits that one window cannot give."""
-    found = estimate(figures, *how)
+    found = estimate(values, *how)
     return found.value, None if np.isnan(found.low) else found.low, None if np.isnan(found.high) else found.high
 
 
@@ -78,20 +78,20 @@ def upper_violation_limit(rates: np.ndarray, violated: Any = None, arrived: Any 
 
 
 class Windows:
-    """The records of one policy as arrays: `figures` of each metric, float64[runs, windows] (several training runs,
+    """The records of one policy as arrays: `values` of each metric, float64[runs, windows] (several training runs,
     `run` of a record, have the same windows in the same order), their intervals, and `limit` of violations."""
 
     def __init__(self, records: Records) -> None:
         runs = len({one.get("run") for one in records})
         self.seeds = len({one["seed"] for one in records})
-        self.figures = {}
+        self.values = {}
         for metric, (key, _) in METRICS.items():
             values = [finite(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}",
                              one["reward"] if key is None else one["summary"].get(key)) for one in records]
-            self.figures[metric] = np.array(values).reshape(runs, -1)
+            self.values[metric] = np.array(values).reshape(runs, -1)
         violated = [one["summary"].get("online_violated") for one in records]
         arrived = [one["summary"].get("online_arrived") for one in records]
-        self.limit = upper_violation_limit(self.figures[LATE], None if None in violated else violated,
+        self.limit = upper_violation_limit(self.values[LATE], None if None in violated else violated,
                                            None if None in arrived else arrived)
         self.idle = None not in arrived and not any(arrived)
 
@@ -100,7 +100,7 @@ class Windows:
         without online requests."""
         if metric == LATE and self.idle:
             return None, None, None
-        return interval_of(self.figures[metric] if other is None else self.figures[metric] - other.figures[metric])
+        return interval_of(self.values[metric] if other is None else self.values[metric] - other.values[metric])
 
 
 def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) -> dict[str, Any]:
@@ -115,13 +115,13 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
     found = {policy: Windows(records) for policy, records in played.items()}
     feasible = {policy: one.limit is not None and one.limit <= VIOLATION_LIMIT for policy, one in found.items()}
     reference = best_heuristic({policy: one for policy, one in found.items() if not learned[policy]})
-    shares = {policy: one.figures[HEADLINE] for policy, one in found.items()}
+    shares = {policy: one.values[HEADLINE] for policy, one in found.items()}
     mean = 0.0 if reference is None else float(shares[reference].mean())
     if mean:
-        shares = {policy: figures / mean for policy, figures in shares.items()}
+        shares = {policy: each / mean for policy, each in shares.items()}
     results, policies, paired = [], [], []
     for policy, one in found.items():
-        runs, windows = one.figures[HEADLINE].shape
+        runs, windows = one.values[HEADLINE].shape
         better = [other for other in played if feasible[other] and _ahead(shares[other], shares[policy])]
         versus = None if reference == policy else reference
         policies.append({
@@ -156,7 +156,7 @@ def best_heuristic(found: Mapping[str, Windows]) -> str | None:
     """Returns the feasible policy with the most offline service. Without one, policies within the limit on average come
     first, then the fewest violations. None if there is no policy."""
     def order(policy: str) -> tuple[bool, bool, float]:
-        rate, service = (float(found[policy].figures[metric].mean()) for metric in (LATE, HEADLINE))
+        rate, service = (float(found[policy].values[metric].mean()) for metric in (LATE, HEADLINE))
         upper = found[policy].limit
         return upper is not None and upper <= VIOLATION_LIMIT, *feasible_first(rate, service, VIOLATION_LIMIT)
 

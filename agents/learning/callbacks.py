@@ -59,7 +59,7 @@ class Interrupts:
         self.asked = True
 
 
-class Clock:
+class WallClock:
     """Wall time of a call of `train` from `begun` on; `limit_s` covers all of it, the last validation included. `spent`
     has the seconds of learning with validation, and of validation; `rollout_s` and `once_s` are the latest."""
 
@@ -108,7 +108,6 @@ class Callback(BaseCallback):
 
     @property
     def buffer(self) -> Any:
-        """The rollout buffer."""
         return self.model.rollout_buffer  # type: ignore[attr-defined]
 
     def _on_step(self) -> bool:
@@ -220,7 +219,7 @@ class CheckpointAndStopCallback(_Periodic):
     decisions or `every_s` seconds. Saving by time is kept below a twentieth of wall time."""
 
     def __init__(self, keep: Callable[[], None], every_steps: int | None, every_s: float | None,
-                 interrupts: Interrupts, clock: Clock) -> None:
+                 interrupts: Interrupts, clock: WallClock) -> None:
         super().__init__(every_steps)
         self._keep, self._interrupts, self._every_s, self._clock = keep, interrupts, every_s, clock
         self._before: float | None = None
@@ -241,7 +240,6 @@ class CheckpointAndStopCallback(_Periodic):
             self.keep()
 
     def keep(self) -> None:
-        """Saves the state now."""
         started = time.monotonic()
         self._keep()
         self._kept = time.monotonic()
@@ -261,7 +259,7 @@ class Validation(_Periodic):
     STATE_ATTRIBUTES = ("_next", "history", "best")
 
     def __init__(self, config: Mapping[str, Any], games: list[Window], envs: list[Any], path: Path,
-                 settings: Mapping[str, Any], first: bool, interrupts: Interrupts, clock: Clock, progress: Progress
+                 settings: Mapping[str, Any], first: bool, interrupts: Interrupts, clock: WallClock, progress: Progress
                  ) -> None:
         super().__init__(int(settings["every_steps"]))
         self._config, self._games, self._envs, self._path, self._first = config, games, envs, path, first
@@ -350,13 +348,12 @@ class Checkpoints(_Periodic):
 class Progress(Callback):
     """Shows training progress: the larger share of the allowed decisions and time."""
 
-    def __init__(self, total: int, clock: Clock) -> None:
+    def __init__(self, total: int, clock: WallClock) -> None:
         super().__init__()
         self._total, self._clock = total, clock
         self._open, self._shown, self._bar = ExitStack(), 0.0, Bar()
 
     def begin(self) -> None:
-        """Shows the bar."""
         self._bar = self._open.enter_context(progress("preparing", total=100))
 
     def text(self, text: str) -> None:

@@ -79,7 +79,6 @@ class ViolationRate:
         self._before = self._ended = np.zeros(2)
 
     def begin(self, env: GymnasiumVecEnv) -> None:
-        """Stores the current counters."""
         self._before, self._ended = _counters(env), np.zeros(2)
 
     def end(self, summary: dict[str, Any]) -> None:
@@ -183,10 +182,10 @@ class Lagrangian(Callback):
         buffer.advantages[:] = (buffer.advantages / of_reward - multiplier * advantages / of_cost) / (1.0 + multiplier)
         scale: Any = self.training_env  # `VecNormalize` of rewards
         parts = zip(("proportional", "integral", "derivative"), self.multiplier.parts, strict=True)
-        figures = {"multiplier": multiplier, **dict(parts), "violation_rate": rate, "budget": self.budget,
+        logged = {"multiplier": multiplier, **dict(parts), "violation_rate": rate, "budget": self.budget,
                    "price": multiplier * of_reward * float(np.sqrt(scale.ret_rms.var + scale.epsilon)) / of_cost,
                    "critic_loss": loss}
-        for key, value in figures.items():
+        for key, value in logged.items():
             self.logger.record(f"lagrangian/{key}", value)
 
     def _features(self, buffer: Any) -> torch.Tensor:

@@ -93,5 +93,4 @@ def restore(model: Any, callbacks: Sequence[Any], state: Mapping[str, Any]) -> N
 
 
 def _table(logger: Any) -> Any:
-    """progress.csv."""
     return next(output for output in logger.output_formats if isinstance(output, CSVOutputFormat))

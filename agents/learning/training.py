@@ -61,7 +61,7 @@ class Training:
         self.config, self.out, self.state, self.opened = config, out, state, opened
         self.agent, self.seed = plain(config["agent"]), int(config["seed"])
         self.logging = checked_logger(config.get("logger"))
-        self.clock, self.interrupts = cb.Clock(config.get("max_wall_s"), started), cb.Interrupts()
+        self.clock, self.interrupts = cb.WallClock(config.get("max_wall_s"), started), cb.Interrupts()
         self.imitated_as: dict[str, Any] | None = None
         self.preparation_s = 0.0
 
@@ -138,7 +138,6 @@ class Training:
                              imitated(self.agent) is not None, self.interrupts, self.clock, self.progress)
 
     def keep(self) -> None:
-        """Saves the state for `resume`."""
         if self.config.get("resumable", True):
             judged = self.validation is None or self.validation.judged
             write_state(self.out, self.model, self.callbacks, {

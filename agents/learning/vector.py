@@ -71,7 +71,6 @@ class GymnasiumVecEnv(VecEnv):
         return self._observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keeps the actions for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> Any:
@@ -115,7 +114,6 @@ class GymnasiumVecEnv(VecEnv):
         return np.where(final[f"_{key}"], final[key], rest)
 
     def close(self) -> None:
-        """Closes the vector environment."""
         self.env.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -185,11 +183,9 @@ class RewardScale(VecNormalize):
         super().__init__(venv, norm_obs=False, norm_reward=True, gamma=gamma, clip_reward=np.inf)
 
     def normalize_obs(self, obs: Any) -> Any:
-        """Returns `obs`."""
         return obs
 
     def unnormalize_obs(self, obs: Any) -> Any:
-        """Returns `obs`."""
         return obs
 
 

@@ -69,13 +69,11 @@ class LinearScorer:
         return np.concatenate([_scaled(np.asarray(cluster, np.float64), self.scales[0]), decision], axis=1)
 
     def save(self, folder: Path) -> None:
-        """Writes `linear.npz`."""
         with open(folder / LINEAR_FILE, "wb") as file:
             np.savez(file, weights=self.weights, cluster=self.scales[0], candidates=self.scales[1])
 
 
 def size_of(shapes: dict[str, tuple[int, ...]], levels: tuple[int, ...]) -> int:
-    """The number of weights of a scorer."""
     state = shapes["cluster"][0] + shapes["decision"][0]
     return len(levels) * state if levels else shapes["decision"][0] * shapes["candidates"][1] + state
 

@@ -28,7 +28,7 @@ from ooco_gym.runtime.networks import Sizes
 MASKED = -1e8  # as sb3-contrib masks
 
 
-class Layout(Sizes):
+class FlatLayout(Sizes):
     """The places of an observation's parts in the flat features: cluster, one-hot decision, candidates, mask."""
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -47,7 +47,7 @@ class _SetEncoder(nn.Module):
     Parameters, whose order has a meaning, come with their place, one-hot.
     """
 
-    def __init__(self, layout: Layout, hidden: int) -> None:
+    def __init__(self, layout: FlatLayout, hidden: int) -> None:
         super().__init__()
         self.layout = layout
         self.of_candidate = nn.Linear(layout.features + (layout.places if layout.levels else 0), hidden)
@@ -79,7 +79,7 @@ class CandidateScorer(nn.Module):
         latent_dim_pi, latent_dim_vf: sizes that Stable-Baselines3 reads.
     """
 
-    def __init__(self, layout: Layout, hidden: int) -> None:
+    def __init__(self, layout: FlatLayout, hidden: int) -> None:
         super().__init__()
         self.layout, self.latent_dim_pi, self.latent_dim_vf = layout, layout.actions, hidden
         self.actor = _SetEncoder(layout, hidden)
@@ -180,7 +180,7 @@ class ObservationEncoder(BaseFeaturesExtractor):
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
         shapes = observed_shapes(observation_space, levels)
         places, features = shapes["candidates"]
-        layout = Layout(cluster.shape[0], shapes["decision"][0], places, features, shapes["action_mask"][0], levels)
+        layout = FlatLayout(cluster.shape[0], shapes["decision"][0], places, features, shapes["action_mask"][0], levels)
         super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
         self.layout = layout
         self.cluster = FeatureScale(cluster.low, cluster.high)

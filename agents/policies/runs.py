@@ -132,7 +132,6 @@ def load_linear_run(folder: str | Path) -> tuple[LinearScorer, tuple[str, ...], 
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Writes the configuration of a run."""
     with atomic_write(folder / CONFIG_FILE) as temporary:
         temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 

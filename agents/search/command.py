@@ -78,7 +78,6 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_conditions(agent: Mapping[str, Any]) -> None:
-    """Checks the conditions of the windows."""
     if (listed := agent["conditions"]) is None:
         return
     if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
@@ -90,7 +89,6 @@ def _check_conditions(agent: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(agent: Mapping[str, Any]) -> None:
-    """Checks the numbers of the agent."""
     wholes = {"restarts": 0, "windows": 2, **{key: least for key, least in (
         ("generations", 1), ("threads", 1), ("population", 4)) if agent[key] is not None}}
     check_numbers(agent, "agent", wholes, numbers=["warmup_s"] * (agent["warmup_s"] is not None),

@@ -48,8 +48,8 @@ _SCHEMA = "ooco-gym/search/1"
 COLUMNS = ("generation", "restart", "candidates", "windows", "best_score", "best_service", "best_violation_rate",
            "best_violation_upper_limit", "best_feasible", "median_score", "feasible_share", "sigma", "moved",
            "training_best_score", "training_mean_score",
-           *(f"validation_{name}_{figure}" for name in ("best", "mean")
-             for figure in ("score", "violation_rate", "violation_upper_limit")), "kept_score", "kept_feasible")
+           *(f"validation_{name}_{quantity}" for name in ("best", "mean")
+             for quantity in ("score", "violation_rate", "violation_upper_limit")), "kept_score", "kept_feasible")
 
 
 @dataclass
@@ -295,8 +295,8 @@ class Search:
         row, better = memory.rows[-1], False
         for name, one, mine, other in zip(("best", "mean"), numbers, own, held, strict=True):
             trained, found = self.judges[0].judged(mine), self.judges[1].judged(other)
-            row |= {f"validation_{name}_{figure}": getattr(found, figure)
-                    for figure in ("score", "violation_rate", "violation_upper_limit")}
+            row |= {f"validation_{name}_{quantity}": getattr(found, quantity)
+                    for quantity in ("score", "violation_rate", "violation_upper_limit")}
             row[f"training_{name}_score"] = trained.score
             if found.order > memory.judged.order and trained.order >= self.own[0].order:
                 memory.best, memory.judged, better = one.copy(), found, True

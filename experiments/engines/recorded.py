@@ -17,7 +17,7 @@ import numpy as np
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.workload.formats import FORMATS
-from ooco_gym.workload.table_reader import Table, read_table
+from ooco_gym.workload.table_reader import TraceTable, read_table
 from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, take_hashes
 
 REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
@@ -89,14 +89,14 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
                     int((~good).sum()))
 
 
-def _requests(folder: Path) -> Table:
+def _requests(folder: Path) -> TraceTable:
     """Reads the file of requests: `requests.parquet`, or else the first `requests.*`."""
     others = [path for path in sorted(folder.glob("requests.*")) if path.suffix != ".parquet"]
     own = folder / "requests.parquet"
     return read_table(own if own.is_file() or not others else others[0])
 
 
-def _unfolded(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _unfolded(table: TraceTable) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns the requests of a nested form (`workload.unfolding`), and a mask of those with tokens, bool[n]."""
     form = FORMATS[str(table.form)]
     fields = (*REQUESTS[:3], "ttft_s", "e2e_s")
@@ -124,7 +124,7 @@ def _settings(path: Path) -> dict[str, Any]:
     return engine
 
 
-def _columns(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
+def _columns(table: TraceTable, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Returns columns of finite numbers by name, float64[rows] each."""
     columns = {}
     for name in names:
@@ -135,7 +135,7 @@ def _columns(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
     return columns
 
 
-def _hashes(table: Table, prompt_tokens: np.ndarray) -> Hashes | None:
+def _hashes(table: TraceTable, prompt_tokens: np.ndarray) -> Hashes | None:
     """Returns the prefix hashes in a table for prompts of int64[n] tokens; None without such a column."""
     name = next((name for name in (HASHES, *TOKEN_IDS) if name in table.columns), None)
     if name is None:

@@ -42,7 +42,7 @@ SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps be
 LEARNED = 100_000  # decisions of the measured training
 
 
-class Metric(NamedTuple):
+class Target(NamedTuple):
     """One metric of the bench: its target (a minimum if `more` is better, else a maximum), and its meaning."""
 
     name: str
@@ -53,22 +53,22 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("decode_iterations_per_s", 1e6, True, "1/s", "decode steps with 200 concurrent requests that arrive and "
+    Target("decode_iterations_per_s", 1e6, True, "1/s", "decode steps with 200 concurrent requests that arrive and "
                                                         "finish"),
-    Metric("mixed_iterations_per_s", 3e5, True, "1/s", "mixed iterations with all 64 running slots occupied"),
-    Metric("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, including load generation"),
-    Metric("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, including load "
+    Target("mixed_iterations_per_s", 3e5, True, "1/s", "mixed iterations with all 64 running slots occupied"),
+    Target("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, including load generation"),
+    Target("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, including load "
                                              "generation"),
-    Metric("fleet_gb_a_million", 0.25, False, "GB", "memory of a million more requests on 64 instances"),
-    Metric("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, in a 15-minute run"),
-    Metric("large_fleet_ratio", 1.5, False, "", "time of a request on 1,024 instances over that on 64"),
-    Metric("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make (three holds, then a start)"),
-    Metric("vector_decisions_per_s", 5e5, True, "1/s", "steps of 64 episodes of PrefillGate-v1 through gym.make_vec, "
+    Target("fleet_gb_a_million", 0.25, False, "GB", "memory of a million more requests on 64 instances"),
+    Target("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, in a 15-minute run"),
+    Target("large_fleet_ratio", 1.5, False, "", "time of a request on 1,024 instances over that on 64"),
+    Target("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make (three holds, then a start)"),
+    Target("vector_decisions_per_s", 5e5, True, "1/s", "steps of 64 episodes of PrefillGate-v1 through gym.make_vec, "
                                                        "one thread"),
-    Metric("learned_gating_per_s", 3e4, True, "1/s", "training decisions of PrefillGate-v1 per wall-clock second"),
-    Metric("learned_eviction_per_s", 3e4, True, "1/s", "training decisions of Eviction-v1 per wall-clock second"),
-    Metric("warm_start_s", 2.0, False, "s", "time from process start to the first simulated event"),
-    Metric("cold_compile_s", 60.0, False, "s", "time from process start to the first simulated event, nothing compiled "
+    Target("learned_gating_per_s", 3e4, True, "1/s", "training decisions of PrefillGate-v1 per wall-clock second"),
+    Target("learned_eviction_per_s", 3e4, True, "1/s", "training decisions of Eviction-v1 per wall-clock second"),
+    Target("warm_start_s", 2.0, False, "s", "time from process start to the first simulated event"),
+    Target("cold_compile_s", 60.0, False, "s", "time from process start to the first simulated event, nothing compiled "
                                                "before"),
 )
 
@@ -90,19 +90,19 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     values: dict[str, list[float]] = {}
     for name in track(names, "measuring"):
         values |= _measure(name, options, cfg.repeats)
-    figures = {figure.name: statistics.median(values[figure.name]) if figure.name in values else None
-               for figure in METRICS}
-    figures_table(figures).show(unbroken=3)
-    return {"schema": SCHEMA, **figures, "values": values, "machine": machine(),
-            "targets": {figure.name: figure.target for figure in METRICS}}
+    medians = {target.name: statistics.median(values[target.name]) if target.name in values else None
+               for target in METRICS}
+    medians_table(medians).show(unbroken=3)
+    return {"schema": SCHEMA, **medians, "values": values, "machine": machine(),
+            "targets": {target.name: target.target for target in METRICS}}
 
 
-def figures_table(figures: dict[str, Any]) -> Table:
+def medians_table(medians: dict[str, Any]) -> Table:
     """Returns a table of measured values with their targets, and whether they miss them."""
-    measured = [(figure, figures[figure.name]) for figure in METRICS if figures[figure.name] is not None]
-    rows = [(figure.name, number(value), f"{'≥' if figure.more else '<'} {number(figure.target)} {figure.unit}",
-             "missed" if (value < figure.target) == figure.more else "", figure.note) for figure, value in measured]
-    return Table("medians on this machine", ("figure", "measured", "target", "", "what"), rows)
+    measured = [(target, medians[target.name]) for target in METRICS if medians[target.name] is not None]
+    rows = [(target.name, number(value), f"{'≥' if target.more else '<'} {number(target.target)} {target.unit}",
+             "missed" if (value < target.target) == target.more else "", target.note) for target, value in measured]
+    return Table("medians on this machine", ("metric", "measured", "target", "", "what"), rows)
 
 
 def machine() -> dict[str, Any]:
@@ -280,8 +280,8 @@ def _measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, list
             wall_s = time.perf_counter() - begun
         if done.returncode != 0:
             raise RuntimeError(f"the measurement '{name}' failed:\n{done.stderr}")
-        figures = json.loads(done.stdout.strip().splitlines()[-1])
-        figures |= {f"{name}_s": wall_s} if MEASUREMENTS[name] is measure_start else {}
-        for key, value in figures.items():
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        found |= {f"{name}_s": wall_s} if MEASUREMENTS[name] is measure_start else {}
+        for key, value in found.items():
             values.setdefault(key, []).append(value)
     return values

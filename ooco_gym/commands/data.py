@@ -74,9 +74,9 @@ def _fetch(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:
-    figures = describe(*_read(values))
-    show_tables(describe_tables(figures))
-    return figures
+    described = describe(*_read(values))
+    show_tables(describe_tables(described))
+    return described
 
 
 def _import(values: dict[str, Any]) -> dict[str, Any]:
@@ -98,30 +98,29 @@ def _read(values: Mapping[str, Any]) -> tuple[Trace, dict[str, str]]:
     return read_described(path, dataset, **{key: values[key] for key in HOW})
 
 
-def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
+def describe_tables(described: Mapping[str, Any]) -> list[Table]:
     """Returns the statistics of `describe` as tables: arrivals, bursts, lengths."""
-    gaps, shares = figures["gaps"], figures.get("class_shares")
-    rows = [*figures["read"].items(), ("requests", f"{figures['requests']:,}"),
-            ("span", f"{figures['span_s']:,.1f} s"), ("rate", f"{figures['rate_per_s']:.4g} per second"),
+    gaps, shares = described["gaps"], described.get("class_shares")
+    rows = [*described["read"].items(), ("requests", f"{described['requests']:,}"),
+            ("span", f"{described['span_s']:,.1f} s"), ("rate", f"{described['rate_per_s']:.4g} per second"),
             ("gaps", "-" if gaps is None else f"CV {gaps['cv']:.3f}, P50 {gaps['p50_s']:.4g} s, "
                                               f"P99 {gaps['p99_s']:.4g} s"),
             ("classes", ", ".join(f"{name} {100 * share:.4g} %" for name, share in shares.items())) if shares else
-            ("online", f"{100 * figures['online_share']:.4g} %")]
-    rows += [(label, f"{figures[key]:,.4g}") for key, label in (
+            ("online", f"{100 * described['online_share']:.4g} %")]
+    rows += [(label, f"{described[key]:,.4g}") for key, label in (
         ("sessions", "sessions"), ("sharing_ratio", "share of prompt tokens that recur from earlier prompts"),
-        ("length_rank_correlation", "rank correlation of lengths")) if figures.get(key) is not None]
-    tables = [Table(figures["name"], ("", ""), [*rows, *(("note", note) for note in figures["notes"])])]
-    windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
+        ("length_rank_correlation", "rank correlation of lengths")) if described.get(key) is not None]
+    tables = [Table(described["name"], ("", ""), [*rows, *(("note", note) for note in described["notes"])])]
+    dispersion, peaks = described["dispersion"], described["peak_over_mean"]
+    windows = sorted({*dispersion, *peaks}, key=float)
     tables.append(Table("", ("window", "index of dispersion", "peak-to-mean ratio"), [
-        (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(window), 4))
-        for window in windows]))
-    prompt, output = figures["prompt_tokens"], figures["output_tokens"]
+        (f"{window} s", number(dispersion.get(window), 4), number(peaks.get(window), 4)) for window in windows]))
+    prompt, output = described["prompt_tokens"], described["output_tokens"]
     return [*tables, Table("", ("tokens", "prompt", "output"), [
         (row, number(prompt[row], 4), number(output[row], 4)) for row in prompt])]
 
 
 def show_tables(tables: Iterable[Table]) -> None:
-    """Prints tables."""
     for table in tables:
         table.show()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics import summarise, write_requests
-from ooco_gym.metrics.costs import chips_of, cost_figures, price_of
+from ooco_gym.metrics.costs import chips_of, cost_metrics, price_of
 from ooco_gym.policy import policy_of
 from ooco_gym.render import outcome_of, write_report
 from ooco_gym.render.page import class_table, conditions, conditions_table, depths, policy_words
@@ -37,7 +37,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Console(stderr=True).status("simulating"):
         run = simulate(scenario, policy=policy, sample_s=min(60.0, max(1.0, scenario.duration_s / SAMPLES)))
     found = summarise(run)
-    found["cost"] = cost_figures(found, chips_of(run.scenario.deployments), price)
+    found["cost"] = cost_metrics(found, chips_of(run.scenario.deployments), price)
     summary = {"schema": SCHEMA, **found, "params": run.params, "scenario": scenario.describe(),
                **({"played": said[0]} if said else {})}
     write_requests(run, Path(cfg.out) / REQUESTS_FILE)

@@ -126,14 +126,14 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {start_s:g} s")
         notes = (f"plotted at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
         trace = replace(trace, name=source, notes=notes)
-    figures = describe(trace, read)
-    show_tables(describe_tables(figures))
+    described = describe(trace, read)
+    show_tables(describe_tables(described))
     origin = _origin(source)
     for note in origin:
         print(note)
     page = write_page(trace, source, Path(values["out"]) / "workload.html", origin)
     print(f"plotted: '{page}'")
-    return {**figures, "page": page}
+    return {**described, "page": page}
 
 
 def _resolved(values: Mapping[str, Any]) -> Workload:

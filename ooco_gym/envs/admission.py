@@ -9,7 +9,7 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs import online_tuning
 from ooco_gym.envs.batching import feature_of, fill_engine
 from ooco_gym.envs.buffers import step_kernel
-from ooco_gym.envs.custom import Figure, Term, reading
+from ooco_gym.envs.custom import OwnFeature, Term, reading
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.gating import progress
@@ -43,7 +43,7 @@ class AdmissionEnv(online_tuning.OnlineTuningEnv):
     it serves. No order is best everywhere: short predicted outputs first serve 25 % more than
     arrival where documents are shared, and 16 % less where two kinds of clients have equal
     prompts. Here the base policy admits by `admitter:rule=index` (`baselines/admitter.py`): the
-    request with the least sum of weights times figures of its own. Once in `interval_s` seconds
+    request with the least sum of weights times features of its own. Once in `interval_s` seconds
     an agent sets the weights, and the whole queue follows. Each episode draws another condition
     (`conf/env/admission.yaml`, `vary.condition`), whose name is not observed. The reward pays
     offline work as it is computed, as in [Gating-v2](pools.md#gating-v2).
@@ -59,8 +59,8 @@ class AdmissionEnv(online_tuning.OnlineTuningEnv):
     id: ClassVar[str] = "ooco_gym/Admission-v2"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     terms: ClassVar[tuple[Term, ...]] = (Term("progress", progress),)
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure(Feature("offline_output_mean", "tokens", "log", 16_384.0, 0.0, 1.0,
+    own_features: ClassVar[tuple[OwnFeature, ...]] = (
+        OwnFeature(Feature("offline_output_mean", "tokens", "log", 16_384.0, 0.0, 1.0,
                        "moving average of finished offline requests' output length"), offline_output_mean),)
     default_scenario: ClassVar[str] = "admission"
 

@@ -13,11 +13,11 @@ from gymnasium.spaces.utils import flatten_space
 from ooco_gym.envs import features
 from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
-from ooco_gym.envs.custom import Figure, Term
+from ooco_gym.envs.custom import OwnFeature, Term
 from ooco_gym.envs.decision import Decision, candidate_columns
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.snapshots import Snapshot, Snapshots
-from ooco_gym.envs.viewer import Watch
+from ooco_gym.envs.viewer import Viewer
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies
 
@@ -52,7 +52,7 @@ class DecisionEnv(gym.Env):
     `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the totals in `summary`.
     If the scenario names classes of requests (`classes`), each request has its class's SLO and
     counts once, whatever the class's weight. *The TPOT SLO* in a feature table is the tightest of
-    the online classes. A subclass may add terms (`terms`), and features to `cluster` (`figures`):
+    the online classes. A subclass may add terms (`terms`), and features to `cluster` (`own_features`):
     `ooco_gym.envs.custom`.
 
     ## Starting State
@@ -111,14 +111,14 @@ class DecisionEnv(gym.Env):
     id: ClassVar[str] = ""
     decisions: ClassVar[tuple[Decision, ...]] = ()
     terms: ClassVar[tuple[Term, ...]] = ()  # reward terms beside the common ones, after those of the class extended
-    figures: ClassVar[tuple[Figure, ...]] = ()  # features of `cluster` beside the common ones, in the same way
+    own_features: ClassVar[tuple[OwnFeature, ...]] = ()  # features of `cluster` beside the common ones, in the same way
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Adds the terms and features that a subclass names to those of the class that it extends."""
         super().__init_subclass__(**keywords)
-        for name in ("terms", "figures"):
+        for name in ("terms", "own_features"):
             others = getattr(super(cls, cls), name)
             setattr(cls, name, (*others, *(one for one in getattr(cls, name) if one not in others)))
 
@@ -134,12 +134,12 @@ class DecisionEnv(gym.Env):
         self._started = False
 
     def _new_episodes(self) -> Episodes:
-        return Episodes(self.config, self.decisions, 1, terms=self.terms, figures=self.figures)
+        return Episodes(self.config, self.decisions, 1, terms=self.terms, own=self.own_features)
 
     def _attach(self) -> None:
         """Names the arrays of the one episode, and starts watching it."""
         buffers = self.episodes.buffers
-        self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode,
+        self._watch = Viewer(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._snapshots = Snapshots(self.episodes)
         parts = {"cluster": buffers.cluster[0], "candidates": buffers.candidates[0].reshape(-1),
@@ -277,7 +277,6 @@ class DecisionEnv(gym.Env):
 
     @property
     def rules(self) -> list[str]:
-        """Names accepted by `rule_action`."""
         return list_policies()
 
     @property

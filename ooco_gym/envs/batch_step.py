@@ -12,7 +12,7 @@ from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 
-_FIGURES = tuple(key for key in INFO_KEYS if key != "reward")
+_INFOS = tuple(key for key in INFO_KEYS if key != "reward")
 
 
 class BatchStep:
@@ -33,17 +33,17 @@ class BatchStep:
         self._observed = np.dtype([("cluster", np.float32, buffers.cluster.shape),
                                    ("candidates", np.float32, (n, buffers.candidates[0].size)),
                                    ("decision", np.float32, buffers.decision.shape), masks])
-        self._figures = np.dtype([*((key, np.float64, (n,)) for key in _FIGURES), masks])
-        self._sizes = -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
+        self._infos = np.dtype([*((key, np.float64, (n,)) for key in _INFOS), masks])
+        self._sizes = -(-self._observed.itemsize // 4), -(-self._infos.itemsize // 8)
 
     def take(self, infos: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns the parts of the observations, and the rewards; writes step information and
         masks into `infos`."""
-        observed_size, figures_size = self._sizes
-        observed, figures, rewards = np.empty(observed_size, np.float32), np.empty(figures_size), np.empty(self._count)
-        copy_out(self._address, observed, figures, rewards)
-        named: Any = np.ndarray((), self._figures, figures)
-        for key in _FIGURES:
+        observed_size, columns_size = self._sizes
+        observed, columns, rewards = np.empty(observed_size, np.float32), np.empty(columns_size), np.empty(self._count)
+        copy_out(self._address, observed, columns, rewards)
+        named: Any = np.ndarray((), self._infos, columns)
+        for key in _INFOS:
             infos[key] = named[key]
         infos["action_mask"] = named["action_mask"]
         parts: Any = np.ndarray((), self._observed, observed)
@@ -62,13 +62,13 @@ def _copied(source, out, begin):
 
 
 @jit(types.void(types.int64, types.float32[::1], types.float64[::1], types.float64[::1]))
-def copy_out(buffers_address, observed, figures, rewards):
+def copy_out(buffers_address, observed, infos, rewards):
     """Copies what a step returns.
 
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
         observed: receives cluster, candidates, decision and, as bytes, the mask.
-        figures: receives the columns of step information except the reward, each for all
+        infos: receives the columns of step information except the reward, each for all
             episodes, then the mask.
         rewards: receives the reward of each episode.
     """
@@ -79,11 +79,11 @@ def copy_out(buffers_address, observed, figures, rewards):
     end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
     end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
     _copied(mask, observed.view(np.int8), 4 * end)
-    _copied(mask, figures.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
+    _copied(mask, infos.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
     reward_sums, begin = buffers.reward_sums, 0
     for column in range(r.TERM, r.ELAPSED + 1):
         there = rewards
         if column != r.REWARD:
-            there, begin = figures[begin : begin + episodes], begin + episodes
+            there, begin = infos[begin : begin + episodes], begin + episodes
         for i in range(episodes):
             there[i] = reward_sums[i, column]

@@ -27,7 +27,7 @@ from ooco_gym.policy.engine_features import (
     engine_stack,
     even_sums,
 )
-from ooco_gym.policy.latency_budget import OFFLINE_CLASS, Limits, decodes, fill, preempt_last
+from ooco_gym.policy.latency_budget import OFFLINE_CLASS, FillLimits, decodes, fill, preempt_last
 from ooco_gym.policy.policy import Policy
 from ooco_gym.runtime.features import ACTION, ENGINE, Contracted
 from ooco_gym.sim.costs import length
@@ -96,7 +96,7 @@ LEAST_TOKENS = 256  # tokens of an iteration into which nothing fits, so that ru
 def _limits(online_ps, offline_ps, tokens):
     """Limits of an iteration without a smallest chunk."""
     online_ps, offline_ps, one, none = np.int64(online_ps), np.int64(offline_ps), np.int64(1), np.int64(0)
-    return Limits(online_ps, offline_ps, offline_ps, np.int64(tokens), one, one, none, none, np.int64(RECOMPUTE))
+    return FillLimits(online_ps, offline_ps, offline_ps, np.int64(tokens), one, one, none, none, np.int64(RECOMPUTE))
 
 
 @inner

@@ -13,7 +13,7 @@ from ooco_gym.compile.references import Handle, Reference, layout, reference_at
 from ooco_gym.envs import features as contract
 from ooco_gym.envs.reward import REWARD_SUMS, TERMS
 from ooco_gym.policy.decisions import POINTS
-from ooco_gym.policy.latency_budget import OPEN_FIGURES
+from ooco_gym.policy.latency_budget import OPEN_FIELDS
 from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 
 # --- Kinds of decisions: the simulator's points; who is preempted before an iteration is composed, and which offline
@@ -63,14 +63,14 @@ class StepBuffers(NamedTuple):
     settings: np.ndarray  # float64[SETTINGS]
     weights: np.ndarray  # float64[terms of the reward, then the environment's own]
     own_terms: np.ndarray  # int64[own terms], addresses of their readings (`custom.reading`)
-    own_figures: np.ndarray  # int64[own figures], the same for the last columns of `cluster`
-    own_scales: np.ndarray  # float64[own figures, 4] (`custom.scales_of`)
+    own_features: np.ndarray  # int64[own features], the same for the last columns of `cluster`
+    own_scales: np.ndarray  # float64[own features, 4] (`custom.scales_of`)
     reward_sums: np.ndarray  # float64[N, REWARD_SUMS + 3 own terms]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
     tuned: np.ndarray  # float64[N], the base policy's tuned (or profiled) packing parameter for the window
     notes: np.ndarray  # float64[N, NOTES], values that an environment keeps between decisions
     held: np.ndarray  # int64[N, instances, HELD], the actions that stay in force on each instance
-    iteration: np.ndarray  # int64[N, OPEN_FIGURES + K], for ADMIT: the composed iteration (`latency_budget.
+    iteration: np.ndarray  # int64[N, OPEN_FIELDS + K], for ADMIT: the composed iteration (`latency_budget.
     # leave_open`), and its predicted latency with each candidate, in ps; for RECLAIM: what happens to
     # each candidate's memory (RECOMPUTE, SWAP)
     cluster: np.ndarray  # float32[N, features of the cluster]
@@ -81,20 +81,20 @@ class StepBuffers(NamedTuple):
 
 def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: tuple[int, int] = (1, 1),
                   actions: int | None = None, decisions: int = 1, cluster: int = 1, features: int = 1,
-                  instances: int = 1, own_terms: int = 0, own_figures: int = 0) -> StepBuffers:
+                  instances: int = 1, own_terms: int = 0, own_features: int = 0) -> StepBuffers:
     """Allocates zeroed buffers."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
         np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
-        np.zeros(cluster - own_figures, np.int64), np.zeros(KINDS, np.int64),
+        np.zeros(cluster - own_features, np.int64), np.zeros(KINDS, np.int64),
         np.zeros((n, dimensions), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros(levels), np.zeros(dimensions, np.int64),
         np.zeros(SETTINGS), np.zeros(len(TERMS) + own_terms), np.zeros(own_terms, np.int64),
-        np.zeros(own_figures, np.int64), np.zeros((own_figures, 4)), np.zeros((n, REWARD_SUMS + 3 * own_terms)),
+        np.zeros(own_features, np.int64), np.zeros((own_features, 4)), np.zeros((n, REWARD_SUMS + 3 * own_terms)),
         np.zeros(n), np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64),
-        np.zeros((n, OPEN_FIGURES + candidates), np.int64), np.zeros((n, cluster), np.float32),
+        np.zeros((n, OPEN_FIELDS + candidates), np.int64), np.zeros((n, cluster), np.float32),
         np.zeros((n, candidates, features), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
         np.zeros((n, decisions), np.float32),

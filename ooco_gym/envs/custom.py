@@ -48,20 +48,20 @@ class Term(NamedTuple):
     weight: float = 1.0  # default; `reward` overrides it
 
 
-class Figure(NamedTuple):
+class OwnFeature(NamedTuple):
     """A feature of the observation's `cluster`, after those that all environments have."""
 
     feature: Feature  # name, unit, scale, limit, bounds, meaning
     value: Any  # a reading, in the feature's unit
 
 
-def check(terms: Sequence[Term], figures: Sequence[Figure], known_terms: Sequence[str],
-          known_figures: Sequence[str]) -> None:
+def check(terms: Sequence[Term], own: Sequence[OwnFeature], known_terms: Sequence[str],
+          known_features: Sequence[str]) -> None:
     """Raises UserError for terms and features with duplicate names (also among those known), or
     invalid weights, scales or bounds."""
-    features = [figure.feature for figure in figures]
+    features = [one.feature for one in own]
     for kind, names in (("term", [*known_terms, *(term.name for term in terms)]),
-                        ("feature", [*known_figures, *(feature.name for feature in features)])):
+                        ("feature", [*known_features, *(feature.name for feature in features)])):
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"{kind} '{name}': this name is taken; choose another")
@@ -84,9 +84,9 @@ def addresses_of(readings: Sequence[Any]) -> np.ndarray:
     return np.array([address_of(one, READING) for one in readings], np.int64)
 
 
-def scales_of(figures: Sequence[Figure]) -> np.ndarray:
-    """The scales of features: float64[figures, 4]."""
-    rows = [(SCALES.index(one.scale), one.limit, one.low, one.high) for one, _ in figures]
+def scales_of(own: Sequence[OwnFeature]) -> np.ndarray:
+    """The scales of features: float64[features, 4]."""
+    rows = [(SCALES.index(one.scale), one.limit, one.low, one.high) for one, _ in own]
     return np.array(rows, np.float64).reshape(len(rows), 4)
 
 

@@ -184,7 +184,6 @@ def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
 
 @lru_cache(maxsize=64)
 def address(kernel: Any) -> int:
-    """Address of a step kernel."""
     return address_of(kernel, STEP_SIGNATURE)
 
 

@@ -20,7 +20,7 @@ from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.policy.engine_features import SLACKS, count_late
 from ooco_gym.policy.latency_budget import (
     OFFLINE_CLASS,
-    OPEN_FIGURES,
+    OPEN_FIELDS,
     OPEN_HEADROOM,
     OPEN_LEFT,
     OPEN_UNTIL_PS,
@@ -91,7 +91,7 @@ def fill_entry(state, buffers, i, k, computed, need, so_far):
     out[F.limit] = min(1.0, row[OPEN_UNTIL_PS] * per_tpot)
     out[F.step] = min(1.0, step * per_tpot)
     out[F.first] = slot == first_waiting(state, instance, OFFLINE_CLASS)
-    row[OPEN_FIGURES + k] = step
+    row[OPEN_FIELDS + k] = step
 
 
 @step_kernel
@@ -101,7 +101,7 @@ def observe_entries(state, buffers, i):
     chosen, count = buffers.chosen[i], np.int64(buffers.notes[i, SLACKS])
     for k in range(chosen.size):
         if chosen[k] >= 0:
-            late = count_late(state, count, buffers.iteration[i, OPEN_FIGURES + k])
+            late = count_late(state, count, buffers.iteration[i, OPEN_FIELDS + k])
             buffers.candidates[i, k, F.late] = late / max(1, count)
     return b.NO_KIND
 

@@ -17,7 +17,7 @@ from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
-from ooco_gym.envs.custom import Figure, Term, addresses_of, check, scales_of
+from ooco_gym.envs.custom import OwnFeature, Term, addresses_of, check, scales_of
 from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, candidate_columns, cluster_table
 from ooco_gym.envs.features import CLUSTER
 from ooco_gym.envs.stepping import begin, drain, look_on, step_all
@@ -50,11 +50,11 @@ class Episodes:
             `buffers.reward_sums`: the step's term and the total so far.
         bank: number of windows kept as they are after the warm-up, so that they restart at once.
         threads: threads that step them, at most one per episode.
-        watchers: objects whose `begin` and `on_step` are called, such as `viewer.Watch`.
+        watchers: objects whose `begin` and `on_step` are called, such as `viewer.Viewer`.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0,
-                 terms: Sequence[Term] = (), figures: Sequence[Figure] = (), threads: int = 1) -> None:
+                 terms: Sequence[Term] = (), own: Sequence[OwnFeature] = (), threads: int = 1) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
         base_policy = policy_of(config.base_policy)
@@ -62,7 +62,7 @@ class Episodes:
         self._base_policy = self._prepared(base_policy)
         self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
-        self._lay_out(count, terms, figures)
+        self._lay_out(count, terms, own)
         self.threads = min(threads, count)
         self._pool: ThreadPoolExecutor | None = None
         self._process: int | None = None  # process of the pool's threads
@@ -97,7 +97,7 @@ class Episodes:
         routes = set(self._by_kind) == {s.ROUTE} and "lag_s" in policy.values
         return replace(policy, values={**policy.values, "lag_s": self.config.interval_s}) if routes else policy
 
-    def _lay_out(self, count: int, terms: Sequence[Term], figures: Sequence[Figure]) -> None:
+    def _lay_out(self, count: int, terms: Sequence[Term], own_features: Sequence[OwnFeature]) -> None:
         config = self.config
         dimensions, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
         self.controls: Controls | None = None
@@ -115,19 +115,19 @@ class Episodes:
                 raise UserError("action=box: this environment's actions are candidates; leave it out, or use "
                                 "ooco_gym/Batching-v1")
         common = cluster_table(self.decisions)
-        check(terms, figures, r.TERMS, [feature.name for feature in common])
-        self.features = (*common, *(figure.feature for figure in figures)) if figures else common
+        check(terms, own_features, r.TERMS, [feature.name for feature in common])
+        self.features = (*common, *(one.feature for one in own_features)) if own_features else common
         self.buffers = b.empty_buffers(
             count, size, dimensions, levels.shape, actions, len(self.decisions), len(self.features),
-            len(candidate_columns(self.decisions)), _most_instances(config), len(terms), len(figures))
+            len(candidate_columns(self.decisions)), _most_instances(config), len(terms), len(own_features))
         own = len(terms)
         if common and common[0] in CLUSTER:
             self.buffers.shown[:] = [CLUSTER.index(feature) for feature in common]
         first = r.REWARD_SUMS + own  # the steps' own terms, then their totals
         self.own_terms = {term.name: (first + k, first + own + k) for k, term in enumerate(terms)}
         self.buffers.own_terms[:] = addresses_of([term.total for term in terms])
-        self.buffers.own_figures[:] = addresses_of([figure.value for figure in figures])
-        self.buffers.own_scales[:] = scales_of(figures)
+        self.buffers.own_features[:] = addresses_of([one.value for one in own_features])
+        self.buffers.own_scales[:] = scales_of(own_features)
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
         self.buffers.settings[b.OFFERED] = config.candidates

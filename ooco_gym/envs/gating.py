@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ooco_gym.envs.custom import Figure, Term, reading
+from ooco_gym.envs.custom import OwnFeature, Term, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.online_tuning import OnlineTuningEnv
 from ooco_gym.envs.reward import work_done
@@ -63,10 +63,10 @@ class GatingEnv(OnlineTuningEnv):
 
     id: ClassVar[str] = "ooco_gym/Gating-v2"
     terms: ClassVar[tuple[Term, ...]] = (Term("progress", progress),)
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure(Feature("relaxed_kv_free", "share", "as is", 1.0, 0.0, 1.0,
+    own_features: ClassVar[tuple[OwnFeature, ...]] = (
+        OwnFeature(Feature("relaxed_kv_free", "share", "as is", 1.0, 0.0, 1.0,
                        "free share of the relaxed instances' KV blocks"), relaxed_kv_free),
-        Figure(Feature("relaxed_residents", "requests", "log", 256.0, 0.0, 1.0,
+        OwnFeature(Feature("relaxed_residents", "requests", "log", 256.0, 0.0, 1.0,
                        "requests decoding on relaxed instances"), relaxed_residents))
     default_scenario: ClassVar[str] = "gating"
 

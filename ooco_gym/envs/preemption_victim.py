@@ -16,7 +16,7 @@ from ooco_gym.envs.decision import Decision, add_choice, add_quantiles
 from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.vector import register
-from ooco_gym.policy.latency_budget import OPEN_FIGURES, believed_latency, decodes
+from ooco_gym.policy.latency_budget import OPEN_FIELDS, believed_latency, decodes
 from ooco_gym.policy.mixed import preempt, running_index
 from ooco_gym.policy.reclaiming import fits_host, lacking, private_blocks, relief
 from ooco_gym.runtime.features import ENGINE, VICTIM
@@ -74,7 +74,7 @@ def fill_victim(state, buffers, i, k, short):
             for it.
         short: the result of `policy.reclaiming.lacking`.
     """
-    instance, slot, how = state.pending.instance, np.int64(buffers.chosen[i, k]), buffers.iteration[i, OPEN_FIGURES + k]
+    instance, slot, how = state.pending.instance, np.int64(buffers.chosen[i, k]), buffers.iteration[i, OPEN_FIELDS + k]
     (lack, need, online), out, request = short, buffers.candidates[i, k], state.requests[slot]
     tokens = length(state, slot)
     output = max(1.0, state.observed.offline_output_mean - request.generated_tokens)
@@ -129,7 +129,7 @@ def choose(state, instance, chosen):
 @step_kernel
 def offer_victims(state, buffers, i):
     """Offers each chosen request with recomputation and, if the host has room, with swapping."""
-    instance, chosen, ways = state.pending.instance, buffers.chosen[i], buffers.iteration[i, OPEN_FIGURES:]
+    instance, chosen, ways = state.pending.instance, buffers.chosen[i], buffers.iteration[i, OPEN_FIELDS:]
     short = lacking(state, instance)
     if short[0] <= 0:
         return 0
@@ -157,7 +157,7 @@ def answer_victim(state, buffers, i):
     """Preempts the request; the environment asks again while blocks lack."""
     k = buffers.actions[i, 0] - b.FIXED
     index = running_index(state, state.pending.instance, buffers.chosen[i, k])
-    preempt(state, state.pending.instance, index, buffers.iteration[i, OPEN_FIGURES + k])
+    preempt(state, state.pending.instance, index, buffers.iteration[i, OPEN_FIELDS + k])
     buffers.status[i, b.PICKED] += 1
     return b.MORE
 

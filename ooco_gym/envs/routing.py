@@ -11,7 +11,7 @@ from ooco_gym.compile.instructions import stack_floats
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
-from ooco_gym.envs.custom import Figure, Term, reading, scaled, scales_of
+from ooco_gym.envs.custom import OwnFeature, Term, reading, scaled, scales_of
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice
 from ooco_gym.envs.features import ROUTED, ROUTER, columns
 from ooco_gym.envs.filling import fast_rate, share
@@ -24,7 +24,7 @@ from ooco_gym.sim.costs import length, predict_prefill
 from ooco_gym.sim.step_actions import get_computed_tokens, missing
 
 FIRST = columns(ROUTED).latency  # of the features of `router_view.compare`; after them `base_policy`
-_SCALES, _CLUSTER_SCALES = (scales_of(list(map(Figure, table, table))) for table in (ROUTED, ROUTER))
+_SCALES, _CLUSTER_SCALES = (scales_of(list(map(OwnFeature, table, table))) for table in (ROUTED, ROUTER))
 _row = stack_floats(len(v.COLUMNS))
 
 
@@ -148,7 +148,7 @@ class RoutingEnv(DecisionEnv):
     and decode is a decision of [Colocation-v1](pools.md#colocation-v1).
 
     The reward `expected` charges a decision for its own outcome, at once: its request counts as
-    violated as surely as its predicted TTFT (by present figures) is late, and so do those that it
+    violated as surely as its predicted TTFT (by present metrics) is late, and so do those that it
     delays. What proves wrong is paid back: an episode's sum is minus its violations.
 
     ## Action Space

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ooco_gym.envs.custom import Figure, reading
+from ooco_gym.envs.custom import OwnFeature, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.gating import GatingEnv
 from ooco_gym.envs.vector import register
@@ -57,15 +57,15 @@ class RuleChoiceEnv(GatingEnv):
     """
 
     id: ClassVar[str] = "ooco_gym/RuleChoice-v1"
-    figures: ClassVar[tuple[Figure, ...]] = (
-        Figure(Feature("prefill_share", "share", "linear", 0.5, 0.0, 1.0,
+    own_features: ClassVar[tuple[OwnFeature, ...]] = (
+        OwnFeature(Feature("prefill_share", "share", "linear", 0.5, 0.0, 1.0,
                        "prefill latency of a 1,024-token prompt on a relaxed instance, divided by the TTFT SLO"),
                prefill_share),
-        Figure(Feature("decode_share", "share", "linear", 2.0, 0.0, 1.0,
+        OwnFeature(Feature("decode_share", "share", "linear", 2.0, 0.0, 1.0,
                        "latency of a decode step of 32 contexts of 1,024 tokens on a strict instance, divided by the "
                        "TPOT SLO"),
                decode_share),
-        Figure(Feature("strict_memory", "tokens", "log", 1e7, 0.0, 1.0, "KV memory of a strict instance"),
+        OwnFeature(Feature("strict_memory", "tokens", "log", 1e7, 0.0, 1.0, "KV memory of a strict instance"),
                strict_memory))
     default_scenario: ClassVar[str] = "rulechoice"
 

@@ -18,7 +18,7 @@ from ooco_gym.envs.custom import reading_at, scaled
 from ooco_gym.envs.filling import fill_cluster, share
 from ooco_gym.envs.reward import block_end_ps, open_reward_sums, recent_violations, turn_block, update_reward_sums
 from ooco_gym.errors import UserError
-from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
+from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIELDS, WHOLE
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import cut, flush_totals
 from ooco_gym.sim.dispatch import ask_rule
@@ -187,7 +187,7 @@ def opens_admission(state, buffers, i):
     left = spec.stage == LEFT_OPEN
     spec.stage = WHOLE
     if left:
-        for index in range(OPEN_FIGURES):
+        for index in range(OPEN_FIELDS):
             buffers.iteration[i, index] = state.scratch[0, index]
         turn[b.KIND] = b.ADMIT
     return left
@@ -281,9 +281,9 @@ def _where(state, kind):
 def _observe_own(state, buffers, i):
     """Writes the environment's own features: the last ones of `cluster`."""
     out, instance = buffers.cluster[i], _where(state, buffers.status[i, b.KIND])
-    first = out.size - buffers.own_figures.size
-    for k in range(buffers.own_figures.size):
-        out[first + k] = scaled(reading_at(buffers.own_figures[k])(state, instance), buffers.own_scales[k])
+    first = out.size - buffers.own_features.size
+    for k in range(buffers.own_features.size):
+        out[first + k] = scaled(reading_at(buffers.own_features[k])(state, instance), buffers.own_scales[k])
 
 
 @inner
@@ -292,7 +292,7 @@ def observe(state, buffers, i):
     kind = buffers.status[i, b.KIND]
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
-    if buffers.own_figures.size:
+    if buffers.own_features.size:
         _observe_own(state, buffers, i)
     if buffers.observers[kind] != 0:
         kernel_at(buffers.observers[kind])(state, buffers, i)

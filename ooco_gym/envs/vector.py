@@ -22,7 +22,7 @@ from ooco_gym.envs.buffers import KIND, NO_KIND, OPEN
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.snapshots import Snapshots
-from ooco_gym.envs.viewer import Watch
+from ooco_gym.envs.viewer import Viewer
 from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
@@ -103,12 +103,12 @@ class DecisionVectorEnv(VectorEnv):
 
     def _new_episodes(self) -> Episodes:
         of = self.single
-        return Episodes(self.config, of.decisions, self.num_envs, self._bank, of.terms, of.figures, self._threads)
+        return Episodes(self.config, of.decisions, self.num_envs, self._bank, of.terms, of.own_features, self._threads)
 
     def _attach(self) -> None:
         """Names the arrays of the episodes, and starts watching them."""
         buffers = self.episodes.buffers
-        self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode,
+        self._watch = Viewer(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": buffers.cluster, "candidates": buffers.candidates.reshape(self.num_envs, -1),
                         "action_mask": buffers.mask, "decision": buffers.decision}

@@ -18,7 +18,7 @@ COLOURS = {s.IDLE: "#ECECEC", s.PREFILL_ONLINE: "#882255", s.PREFILL_OFFLINE: "#
 DECODES = "#44AA99"
 
 
-class Watch:
+class Viewer:
     """Renders the episodes of an environment by its `render_mode`.
 
     Args:

@@ -27,7 +27,7 @@ def price_of(options: Mapping[str, Any]) -> float | None:
     return price
 
 
-def cost_figures(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:
+def cost_metrics(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:
     """Returns `cost` of a summary (docs/outputs.md): chips, goodput, and chip-hours per million
     tokens.
 

@@ -112,8 +112,8 @@ def crossed_tail(values: np.ndarray) -> float:
 
 
 def _grid(values: Any) -> np.ndarray:
-    figures = np.asarray(values, float)
-    figures = figures[None, :] if figures.ndim == 1 else figures
-    if figures.ndim != 2 or figures.size == 0:
-        raise ValueError(f"metrics of shape (runs, windows) are needed, got {figures.shape}")
-    return figures
+    array = np.asarray(values, float)
+    array = array[None, :] if array.ndim == 1 else array
+    if array.ndim != 2 or array.size == 0:
+        raise ValueError(f"metrics of shape (runs, windows) are needed, got {array.shape}")
+    return array

@@ -14,21 +14,21 @@ from ooco_gym.sim.memory import PS_PER_US
 from ooco_gym.sim.state import PS_PER_S, ROLE_NAMES
 
 
-def instance_figures(run: RunRecord) -> list[dict[str, Any]]:
+def instance_metrics(run: RunRecord) -> list[dict[str, Any]]:
     """Returns metrics of each instance in the window; data-parallel instances also have their
     `rank`.
 
     They are the tokens that its KV memory holds, shares of the window's time, mean share of KV
     memory in use, and the prefix cache's hit rate on first admissions. None where not recorded.
     """
-    figures = []
+    rows = []
     for index, spec in enumerate(run.instances):
-        figures.append({
+        rows.append({
             "role": ROLE_NAMES[spec["role"]],
             **({"rank": index - int(spec["first_rank"])} if spec["ranks"] else {}),
             "kv_tokens": int(spec["total_blocks"]) * run.scenario.cluster.block_tokens,
             **_shares(run, index)})
-    return figures
+    return rows
 
 
 def _shares(run: RunRecord, index: int) -> dict[str, float | None]:
@@ -43,7 +43,7 @@ def _shares(run: RunRecord, index: int) -> dict[str, float | None]:
             **dict(zip(kinds, busy, strict=True)), "hit_rate": cached / looked if looked else None}
 
 
-def utilization_figures(run: RunRecord) -> dict[str, float | None]:
+def utilization_metrics(run: RunRecord) -> dict[str, float | None]:
     """Returns the cluster's utilization in the window; None if not recorded.
 
     `compute_share` is the FLOPs of computed tokens (`ModelSpec.flops`) over the chips' peak.
@@ -55,10 +55,10 @@ def utilization_figures(run: RunRecord) -> dict[str, float | None]:
     deployments = [one for _, one in run.scenario.deployments]
     peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
     flops = _flops(run.requests["cached_tokens"], run.start_tokens, run.done.computed_tokens, deployments[0].model)
-    figures = instance_figures(run)
+    rows = instance_metrics(run)
     found: dict[str, float | None] = {"compute_share": float(flops.sum()) / peak}
     for key in ("busy_share", "kv_mean_share"):
-        found[key] = float(np.mean([one[key] for one in figures]))
+        found[key] = float(np.mean([one[key] for one in rows]))
     return found
 
 
@@ -73,7 +73,7 @@ def _flops(cached_tokens: np.ndarray, before: np.ndarray, computed: np.ndarray, 
     return flops
 
 
-def offloading_figures(run: RunRecord) -> dict[str, Any]:
+def offloading_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns metrics of host memory as second tier of the prefix cache, in the window; empty without one."""
     if run.host_blocks is None or run.done is None:
         return {}

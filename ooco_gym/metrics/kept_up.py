@@ -8,7 +8,7 @@ from ooco_gym.metrics.chosen import Chosen
 from ooco_gym.sim.state import PS_PER_S
 
 
-def kept_up_figures(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
+def kept_up_metrics(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
     """Returns offline service over arrivals in the window's second half; below 1, the backlog grew.
 
     `kept_up_share` counts requests completed over requests arrived; a request under way at an edge

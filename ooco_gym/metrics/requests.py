@@ -22,7 +22,6 @@ MEMORY, WINDOW = "memory", "model window"  # reasons of rejection: cannot run ev
 
 
 def reasons_of(run: RunRecord, rejected: np.ndarray) -> list[str]:
-    """Returns the reason of each rejection."""
     longest = run.scenario.deployments[0][1].model.max_position
     tokens = rejected["prompt_tokens"].astype(np.int64) + rejected["output_tokens"]
     return [WINDOW if longest and one > longest else MEMORY for one in tokens]

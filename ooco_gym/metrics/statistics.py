@@ -50,16 +50,16 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
     Raises:
         ValueError: no value, or more than one axis.
     """
-    figures = np.asarray(values, float)
-    if figures.size == 0 or figures.ndim != 1:
-        raise ValueError(f"an interval needs metrics of shape (seeds,), got {figures.shape}")
-    mean = float(figures.mean())
-    if figures.size == 1 or not np.isfinite(figures).all():
+    array = np.asarray(values, float)
+    if array.size == 0 or array.ndim != 1:
+        raise ValueError(f"an interval needs metrics of shape (seeds,), got {array.shape}")
+    mean = float(array.mean())
+    if array.size == 1 or not np.isfinite(array).all():
         return mean, math.nan, math.nan
-    if np.ptp(figures) == 0.0:
+    if np.ptp(array) == 0.0:
         return mean, mean, mean
-    means = resampled([figures[None]], lambda drawn: drawn.mean(axis=(-2, -1)), n_boot, seed)
-    return mean, *resampled_interval(means, figures.size)
+    means = resampled([array[None]], lambda drawn: drawn.mean(axis=(-2, -1)), n_boot, seed)
+    return mean, *resampled_interval(means, array.size)
 
 
 def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = RESAMPLES, seed: int = 0) -> np.ndarray:

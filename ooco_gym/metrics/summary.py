@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen, counted
-from ooco_gym.metrics.instances import instance_figures, offloading_figures, utilization_figures
-from ooco_gym.metrics.kept_up import kept_up_figures
+from ooco_gym.metrics.instances import instance_metrics, offloading_metrics, utilization_metrics
+from ooco_gym.metrics.kept_up import kept_up_metrics
 from ooco_gym.metrics.quality import (
     Rules,
     end_ps_of,
@@ -51,15 +51,15 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "simulated_s": run.simulated_s,
         "window_s": run.window_s[1] - run.window_s[0],
         "arrivals_s": run.arrival_window_s[1] - run.arrival_window_s[0],
-        "online": online_figures(run),
-        "offline": offline_figures(run),
-        **rejected_figures(run),
-        **session_figures(run),
-        **offloading_figures(run),
-        **batch_figures(run),
-        **({} if run.class_id is None else {"classes": class_figures(run)}),
-        "utilization": utilization_figures(run),
-        "instances": instance_figures(run),
+        "online": online_metrics(run),
+        "offline": offline_metrics(run),
+        **rejected_metrics(run),
+        **session_metrics(run),
+        **offloading_metrics(run),
+        **batch_metrics(run),
+        **({} if run.class_id is None else {"classes": class_metrics(run)}),
+        "utilization": utilization_metrics(run),
+        "instances": instance_metrics(run),
         "wall_s": run.wall_s,
     }
 
@@ -69,7 +69,7 @@ def keeps_prefixes(params: Mapping[str, Any]) -> bool:
     return params.get("prefix_caching") == "on"
 
 
-def online_figures(run: RunRecord) -> dict[str, Any]:
+def online_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns the service quality of online requests that arrived in the window.
 
     `violation_rate` uses the scenario's `slo.tpot_from`; the rates under both definitions of TPOT
@@ -81,7 +81,7 @@ def online_figures(run: RunRecord) -> dict[str, Any]:
     started, finished, violated, undecided, ttft_missed, tpot_missed, deadline_missed = requests.columns(
         lambda some: judge(some, rules), "started", "finished", "violated", "undecided", "ttft_missed", "tpot_missed",
         "deadline_missed")
-    figures = {
+    measured = {
         "arrived": len(requests),
         **_counts(run, requests, finished, started, undecided),
         **_infeasible(run, requests, violated, weights),
@@ -94,12 +94,12 @@ def online_figures(run: RunRecord) -> dict[str, Any]:
         "worst_10min_violation_rate": _plain(worst_window_rate(_arrival_s(requests), violated, *run.window_s,
                                                                weights=weights)),
     }
-    figures |= _times({
+    measured |= _times({
         **_latencies(requests, rules, started, finished),
         **_spread("tpot_decode", _column(requests, rules, "tpot_decode_s"), finished),
         "lateness_p99_s": quantile(_column(requests, rules, "lateness_s"), finished, 0.99),
         "normalized_latency_s": mean(_column(requests, rules, "normalized_latency_s"), finished)})
-    return figures | _gaps(run, requests) | _served(run, run.requests["online"] == 1)
+    return measured | _gaps(run, requests) | _served(run, run.requests["online"] == 1)
 
 
 def _infeasible(run: RunRecord, requests: Chosen, violated: np.ndarray, weights: np.ndarray | None) -> dict[str, Any]:
@@ -128,13 +128,13 @@ def _column(requests: Chosen, rules: Rules, name: str) -> np.ndarray:
 
 def _either(requests: Chosen, rules: Rules, weights: np.ndarray | None, finished: np.ndarray) -> dict[str, Any]:
     """Returns violation rate and attainment under both definitions of TPOT."""
-    figures = {}
+    measured = {}
     for name, from_decode in (("first_token", False), ("first_decode", True)):
         own = replace(rules, from_decode=from_decode)
         violated, missed = requests.columns(lambda some, own=own: judge(some, own), "violated", "tpot_missed")
-        figures |= {f"violation_rate_{name}": _share(violated, weights),
+        measured |= {f"violation_rate_{name}": _share(violated, weights),
                     f"tpot_attainment_{name}": _mean(finished & ~missed)}
-    return figures
+    return measured
 
 
 def _arrival_s(requests: Chosen) -> np.ndarray:
@@ -155,7 +155,7 @@ def _counts(run: RunRecord, requests: Chosen, finished: np.ndarray, started: np.
             "own_slos": int(own.sum())}
 
 
-def rejected_figures(run: RunRecord) -> dict[str, Any]:
+def rejected_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns counts of requests that can never be served, under `rejected`; empty without any."""
     requests = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == REJECTED)]
     if not len(requests):
@@ -178,7 +178,7 @@ def infeasible_words(found: Mapping[str, Any] | None) -> list[str]:
             f"{others * (found['requests'] < found['of'])}."]
 
 
-def session_figures(run: RunRecord) -> dict[str, Any]:
+def session_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns metrics of closed sessions, under `sessions`; empty for open sessions.
 
     They are turns that arrived in the window after another turn, turns planned in the window that
@@ -197,7 +197,7 @@ def session_figures(run: RunRecord) -> dict[str, Any]:
                                      "p99": float(np.quantile(shift_s, 0.99)) if shift_s.size else None}}}
 
 
-def batch_figures(run: RunRecord) -> dict[str, Any]:
+def batch_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns makespan and throughput of a trace's offline requests that run alone, under `batch`.
 
     The makespan lasts from their first arrival to their last end; None if some are unfinished. The
@@ -219,35 +219,35 @@ def batch_figures(run: RunRecord) -> dict[str, Any]:
                       "total_tokens_per_s": (output + prompt) / span_s, **found}}
 
 
-def class_figures(run: RunRecord) -> dict[str, dict[str, Any]]:
+def class_metrics(run: RunRecord) -> dict[str, dict[str, Any]]:
     """Returns each class's SLO and metrics, for a run with named classes (docs/outputs.md).
 
     `online` and `offline` are included if they have requests.
     """
     assert run.class_id is not None
-    return {one.name: _class_figures(run, one, run.class_id == index) for index, one in enumerate(run.scenario.classes)
+    return {one.name: _class_metrics(run, one, run.class_id == index) for index, one in enumerate(run.scenario.classes)
             if index > 1 or (run.class_id == index).any()}
 
 
-def _class_figures(run: RunRecord, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
+def _class_metrics(run: RunRecord, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
     inside = (run.requests["counted"] == 1) & chosen
     requests, served = Chosen(run.requests, inside), _served(run, chosen)
-    figures: dict[str, Any] = {"online": one.online, "arrived": len(requests)}
+    measured: dict[str, Any] = {"online": one.online, "arrived": len(requests)}
     if one.online:
         rules = rules_of(run)
         started, finished, violated, undecided, ttft_missed, tpot_missed = requests.columns(
             lambda some: judge(some, rules), "started", "finished", "violated", "undecided", "ttft_missed",
             "tpot_missed")
-        figures |= {"weight": one.weight, "ttft_slo_s": one.ttft_s, "tpot_slo_s": one.tpot_s,
+        measured |= {"weight": one.weight, "ttft_slo_s": one.ttft_s, "tpot_slo_s": one.tpot_s,
                     **_counts(run, requests, finished, started, undecided, one),
                     "violations": int(violated.sum()), "violation_rate": _mean(violated),
                     "ttft_misses": int(ttft_missed.sum()), "tpot_misses": int(tpot_missed.sum())}
-        return figures | _times(_latencies(requests, rules, started, finished)) | served
+        return measured | _times(_latencies(requests, rules, started, finished)) | served
     done, window_s = _completed(run, chosen), run.window_s[1] - run.window_s[0]
-    figures |= {"deadline_s": one.deadline_s, "finished": len(done),
+    measured |= {"deadline_s": one.deadline_s, "finished": len(done),
                 "reference_gpu_s_per_s": float((done["service_ps"] / PS_PER_S).sum()) / window_s}
     ages = {"age_p99_s": quantile(*queueing_age_s(requests, end_ps_of(run)), 0.99)}
-    return figures | _deadlines(run, inside, one.deadline_s) | _times(ages) | served
+    return measured | _deadlines(run, inside, one.deadline_s) | _times(ages) | served
 
 
 def _completed(run: RunRecord, chosen: np.ndarray) -> Chosen:
@@ -286,7 +286,7 @@ def _share(flags: np.ndarray, weights: np.ndarray | None) -> float | None:
     return _mean(flags) if weights is None else float(np.average(flags, weights=weights))
 
 
-def offline_figures(run: RunRecord) -> dict[str, Any]:
+def offline_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns offline service completed within the window, wasted computation and queueing ages.
 
     `arrived` counts arrivals and `finished` completions in the window; rates are over the window.
@@ -307,7 +307,7 @@ def offline_figures(run: RunRecord) -> dict[str, Any]:
         **_served(run, offline.mask),
         "reference_gpu_s_per_s": served_s / window_s,
         **_deadlines(run, mine.mask),
-        **kept_up_figures(offline, run.arrival_window_s, run.simulated_s),
+        **kept_up_metrics(offline, run.arrival_window_s, run.simulated_s),
         "wasted_tokens_per_s": run.counters["wasted_tokens"] / window_s,
         "wasted_gpu_s_per_s": run.counters["wasted_ps"] / PS_PER_S / window_s,
         **{name: int(run.counters[name]) for name in ("evictions", "migrations", "interruptions")},

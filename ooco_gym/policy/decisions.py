@@ -24,7 +24,7 @@ from ooco_gym.sim.state import View, rule_at, state_at
 
 
 @dataclass(frozen=True)
-class Point:
+class DecisionPoint:
     """A decision point: its name, its index in State.pending.point, when it is reached, and valid
     answers."""
 
@@ -35,29 +35,29 @@ class Point:
     answer: str
 
 
-ROUTE = Point("route", s.ROUTE,
+ROUTE = DecisionPoint("route", s.ROUTE,
               "a request arrives, or has been prefilled and needs an instance to decode on; skipped if only one "
               "instance is possible",
               "none: the request is view.request",
               "the index of an instance; after a prefill also WAIT (queue for memory) or STAY (decode where it is)")
-INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request arrives at an instance that runs offline work",
+INTERRUPT = DecisionPoint("interrupt", s.INTERRUPT, "an online request arrives at an instance that runs offline work",
                   "none: the online request is view.request", "KEEP, or STOP at the next layer boundary")
-GATE = Point("gate", s.GATE, "a relaxed instance without online work could start an offline prefill",
+GATE = DecisionPoint("gate", s.GATE, "a relaxed instance without online work could start an offline prefill",
              "waiting offline requests that fit into memory, in queue order",
              "the position of the request to start, HOLD (ask again at the next step) or HOLD_UNTIL_CHANGE")
-COMPOSE = Point("compose", s.COMPOSE,
+COMPOSE = DecisionPoint("compose", s.COMPOSE,
                 "an instance can start its next decode step, or a mixed instance its next iteration. There the policy "
                 "acts by step actions (policy/mixed.py) and its return value is ignored",
                 "none: the members of view.instance",
                 "ALL, or the number of slots written to state.picks. It sets instances[i].bound_ps, the predicted "
                 "latency up to which the decision would be the same (0: ask at every step)")
-EVICT = Point("evict", s.EVICT, "KV memory is short", "residents that may be evicted",
+EVICT = DecisionPoint("evict", s.EVICT, "KV memory is short", "residents that may be evicted",
               "the position of the request to evict, or DECLINE if the memory is for an online request that can wait")
-PULL = Point("pull", s.PULL, "a strict instance has composed its next step and something has changed",
+PULL = DecisionPoint("pull", s.PULL, "a strict instance has composed its next step and something has changed",
              "none: the residents of the relaxed instances",
              "the number of slots written to state.picks, 0 (none suits), or FULL (no free memory). It may set "
              "instances[i].pull_wake_ps, the time of the next decision")
-RETAIN = Point("retain", s.RETAIN,
+RETAIN = DecisionPoint("retain", s.RETAIN,
                "a request of a mixed instance with a prefix cache ends (a preempted one's blocks stay as under LRU)",
                "none: the request is view.request",
                "microseconds that its blocks are kept longer than their last use says: the block with the earliest sum "
@@ -65,7 +65,7 @@ RETAIN = Point("retain", s.RETAIN,
 POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN)
 
 
-def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:
+def hook(point: DecisionPoint, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:
     """Compiles a rule for a decision point when a simulation first uses it; the result is cached on
     disk.
 

@@ -1,7 +1,7 @@
 """Filling an iteration of a mixed instance within latency limits.
 
 `fill` composes one iteration: every online decode, then online prefill, offline decodes and offline
-prefill, each up to its own latency limit (`Limits`). Latencies are the policy's predictions
+prefill, each up to its own latency limit (`FillLimits`). Latencies are the policy's predictions
 (`sim.mixed.sums_latency`), updated from sums: one more request costs a few operations, a chunk a
 binary search.
 
@@ -264,7 +264,7 @@ def schedule_prefill(state, instance, sums, left, kind, until_ps, least, how):
 
 
 # --- An iteration ---------------------------------------------------------------------------------------------------
-class Limits(NamedTuple):
+class FillLimits(NamedTuple):
     """Latency and token limits of an iteration. Latencies are predictions for the whole iteration,
     in ps; NEVER: no limit.
 
@@ -293,7 +293,7 @@ class Limits(NamedTuple):
 
 @inner
 def fill(state, instance, limits):
-    """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
+    """Composes the next iteration of a mixed instance within `FillLimits`; returns its new tokens.
 
     Offline prefill waits while online prefill is held back. The result is 0 if no online request
     decodes and nothing else fits; `fill_least` then continues. If an instance's `stage` is
@@ -309,7 +309,7 @@ def fill(state, instance, limits):
     sums, left = schedule_running_chunks(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps,
                                          limits.offline_chunk, how)
     spec = state.instances[instance]
-    if spec.stage == LEAVE_OPEN and state.scratch.shape[1] >= OPEN_FIGURES:
+    if spec.stage == LEAVE_OPEN and state.scratch.shape[1] >= OPEN_FIELDS:
         leave_open(state.scratch[0], sums, left, limits)
         spec.stage = LEFT_OPEN
         return max(sums[0], np.int64(1))  # not composed yet
@@ -319,14 +319,14 @@ def fill(state, instance, limits):
 
 
 # --- Admissions left open: what `fill` writes for another decision maker ----------------------------------
-OPEN_FIGURES = 17
+OPEN_FIELDS = 17
 (OPEN_WORK, OPEN_LEFT, OPEN_UNTIL_PS, OPEN_CHUNK, OPEN_HEADROOM, OPEN_TOKENS, OPEN_HOW, OPEN_GROWN) = (
-    7, *range(10, OPEN_FIGURES))
+    7, *range(10, OPEN_FIELDS))
 
 
 @inner
 def leave_open(row, sums, left, limits):
-    """Writes an iteration without offline admissions to int64[OPEN_FIGURES]: sums, tokens left,
+    """Writes an iteration without offline admissions to int64[OPEN_FIELDS]: sums, tokens left,
     limits."""
     note_sums(row, sums, left)
     row[OPEN_UNTIL_PS], row[OPEN_CHUNK] = limits.offline_ps, limits.offline_chunk
@@ -344,7 +344,6 @@ def note_sums(row, sums, left):
 
 @inlined
 def open_sums(row):
-    """Returns the sums that `note_sums` wrote."""
     return (row[0], row[1], row[2], row[3], row[4], row[5], row[6], float_of(row[OPEN_WORK]), row[8], row[9])
 
 

@@ -45,7 +45,6 @@ class Param:
 
     @property
     def whole(self) -> bool:
-        """Whether its value is an integer."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def number(self, value: Any, where: str) -> float:

@@ -44,7 +44,7 @@ SOME_TOKENS = 1000.0  # added to tokens before comparing; length scale of a long
 @inner
 def look(state, instance):
     """Reads an instance's metrics."""
-    spec, figures = state.instances[instance], state.memory[instance]
+    spec, metrics = state.instances[instance], state.memory[instance]
     queue, count, context = np.int64(0), np.int64(0), np.int64(0)
     for place in range(spec.running):
         slot = np.int64(state.members[s.BATCH, instance, place])
@@ -61,15 +61,15 @@ def look(state, instance):
         if looked < LOOK_WAITING and state.config.prefix_caching:
             queue -= get_computed_tokens(state, instance, slot)
         slot, looked = np.int64(state.requests[slot].next), looked + 1
-    figures[ONLINE] = spec.urgent_members + spec.online_waiting
-    figures[WAITING], figures[QUEUE] = spec.online_waiting, queue
-    figures[DECODES], figures[CONTEXT] = count, context
-    figures[OFFLINE] = spec.offline_members
-    figures[FREE] = spec.free_blocks / max(spec.total_blocks, 1)
-    figures[BUSY_S] = 0.0
+    metrics[ONLINE] = spec.urgent_members + spec.online_waiting
+    metrics[WAITING], metrics[QUEUE] = spec.online_waiting, queue
+    metrics[DECODES], metrics[CONTEXT] = count, context
+    metrics[OFFLINE] = spec.offline_members
+    metrics[FREE] = spec.free_blocks / max(spec.total_blocks, 1)
+    metrics[BUSY_S] = 0.0
     if spec.activity == s.MIXING:
-        figures[BUSY_S] = (spec.end_ps - state.clock.now_ps) / s.PS_PER_S
-    figures[SENT], figures[SENT_TOKENS] = 0.0, 0.0
+        metrics[BUSY_S] = (spec.end_ps - state.clock.now_ps) / s.PS_PER_S
+    metrics[SENT], metrics[SENT_TOKENS] = 0.0, 0.0
 
 
 @inner
@@ -97,25 +97,25 @@ def estimate(state, instance, slot, age_s, sent_weight, drain):
         sent_weight: weight of requests sent since the reading.
         drain: share of the time since then that the instance is assumed to have computed prompts.
     """
-    figures = state.memory[instance]
+    metrics = state.memory[instance]
     cached = get_computed_tokens(state, instance, slot)
     tokens = length(state, slot) - cached
     pace_s = predict_prefill(state, instance, PACE_TOKENS) / s.PS_PER_S / PACE_TOKENS
-    ahead = max(0.0, figures[QUEUE] - drain * age_s / pace_s) + sent_weight * figures[SENT_TOKENS]
+    ahead = max(0.0, metrics[QUEUE] - drain * age_s / pace_s) + sent_weight * metrics[SENT_TOKENS]
     own_s = predict_prefill(state, instance, tokens) / s.PS_PER_S
-    figures[LATENCY_S] = max(0.0, figures[BUSY_S] - age_s) + ahead * pace_s + own_s
-    batch = figures[DECODES] + sent_weight * figures[SENT] + 1.0
-    context = figures[CONTEXT] + sent_weight * figures[SENT_TOKENS] + length(state, slot)
-    figures[STEP_S] = predict_decode(state, instance, np.int64(batch), np.int64(context)) / s.PS_PER_S
-    figures[CACHED], figures[PACE_S] = cached, pace_s
+    metrics[LATENCY_S] = max(0.0, metrics[BUSY_S] - age_s) + ahead * pace_s + own_s
+    batch = metrics[DECODES] + sent_weight * metrics[SENT] + 1.0
+    context = metrics[CONTEXT] + sent_weight * metrics[SENT_TOKENS] + length(state, slot)
+    metrics[STEP_S] = predict_decode(state, instance, np.int64(batch), np.int64(context)) / s.PS_PER_S
+    metrics[CACHED], metrics[PACE_S] = cached, pace_s
 
 
 @inlined
 def note_sent(state, instance, slot, count=1.0):
     """Counts a request as sent to an instance; with `count` -1 no longer."""
-    figures = state.memory[instance]
-    figures[SENT] += count
-    figures[SENT_TOKENS] += count * (length(state, slot) - figures[CACHED])
+    metrics = state.memory[instance]
+    metrics[SENT] += count
+    metrics[SENT_TOKENS] += count * (length(state, slot) - metrics[CACHED])
 
 
 @inner

@@ -272,7 +272,6 @@ def last_joined(view):
 
 @hook(PULL, flushes=True)
 def never_pull(view):
-    """Pulls nothing."""
     return s.FULL
 
 

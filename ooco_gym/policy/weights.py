@@ -38,7 +38,6 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of weights."""
         return len(self.rows) * len(self.columns)
 
 

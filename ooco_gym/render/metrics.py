@@ -92,7 +92,7 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
         part, _, name = metric.rpartition(".")
         values, bounds = {}, {}
         for key, runs in summaries.items():
-            values[key] = np.array([figure(one, metric) for one in runs])
+            values[key] = np.array([metric_value(one, metric) for one in runs])
             bounds[key] = any(name in flat(one).get(f"{part}.censored", ()) for one in runs)
         for key, mine in values.items():
             policy, cluster = key if isinstance(key, tuple) else (key, None)
@@ -105,7 +105,7 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
     return rows
 
 
-def figure(summary: Row, metric: str) -> float:
+def metric_value(summary: Row, metric: str) -> float:
     """Returns a dotted metric of a summary; NaN if it has no value.
 
     Raises:

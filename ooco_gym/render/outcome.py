@@ -85,17 +85,17 @@ class Outcome:
         metrics = list(dict.fromkeys(row["metric"] for row in self.rows if not self.batch or not missing(row["mean"])))
         ranks = not (self.sentence or self.batch)
         titles = [*map(heading, metrics), *self.more, *(["ranked"] if ranks else [])]
-        figures, differences = [], []
+        means, differences = [], []
         for policy, one in self.found.items():
             cluster = one[metrics[0]].get("cluster")
             names = [policy, cluster] if cluster else [policy]
-            figures.append([*names, *(cell(one[metric], metric) for metric in metrics),
+            means.append([*names, *(cell(one[metric], metric) for metric in metrics),
                             *(column[policy] for column in self.more.values()), *([_ranked(one[LATE])] * ranks)])
             if any(not missing(row.get("difference")) for row in one.values()):
                 differences.append([policy, *(cell(one[metric], metric, DIFFERENCE) for metric in metrics)])
-        head = ["policy", "cluster"][: len(figures[0]) - len(titles)]
+        head = ["policy", "cluster"][: len(means[0]) - len(titles)]
         notes = [sentence(WORDS, name, o=self, ranks=ranks) for name in ("figures_note", "differences_note")]
-        tables = [Table(self.title, [*head, *titles], figures, notes[0])]
+        tables = [Table(self.title, [*head, *titles], means, notes[0])]
         if differences:
             tables.append(Table(f"Difference to {self.baseline}", ["policy", *titles[: len(metrics)]], differences,
                                 notes[1]))

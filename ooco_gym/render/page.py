@@ -41,7 +41,7 @@ from ooco_gym.sim.state import PS_PER_S
 
 BINS, LEAST_BIN_S = 48, 60.0  # of a window: number of bins, and their least length
 HOURS_FROM_S = 7200.0  # a longer window's axis is in hours
-CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+CLASS_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
     ("TTFT P99", "ttft_p99_s", duration), ("TPOT P99", "tpot_p99_s", duration),
     ("output tokens/s", "output_tokens_per_s", number))
@@ -137,9 +137,9 @@ def class_table(summary: Row) -> Table | None:
     rows = []
     for name, one in summary.get("classes", {}).items():
         bounds = one.get("censored", ())
-        cells = [at_least(write(one.get(key)), key in bounds) for _, key, write in CLASS_FIGURES]
+        cells = [at_least(write(one.get(key)), key in bounds) for _, key, write in CLASS_METRICS]
         rows.append((name, sentence(WORDS, "promise", one=one), *cells))
-    return Table("Classes of requests", ("class", "SLO", *(head for head, *_ in CLASS_FIGURES)), rows, (
+    return Table("Classes of requests", ("class", "SLO", *(head for head, *_ in CLASS_METRICS)), rows, (
         "For offline classes, violations are missed deadlines among the decided requests. Tokens are those of requests "
         "completed in the window.")) if rows else None
 

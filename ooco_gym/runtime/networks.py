@@ -69,14 +69,14 @@ def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int
     return shapes
 
 
-def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes) -> CandidateScorer:
+def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes) -> ArrayScorer:
     """Returns the action-scoring network of a manifest's `network` and its arrays.
 
     Raises:
         UserError: arrays, network and sizes do not match.
     """
     _check(shapes_of(described, sizes), arrays)
-    return CandidateScorer({name: array.astype(np.float32) for name, array in arrays.items()}, sizes)
+    return ArrayScorer({name: array.astype(np.float32) for name, array in arrays.items()}, sizes)
 
 
 def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
@@ -125,7 +125,7 @@ class Scales:
 
 
 # --- Scores of actions ------------------------------------------------------------------------------------------------
-class CandidateScorer:
+class ArrayScorer:
     """A deep set over scaled features: each candidate is embedded with the context, and sees the mean of all."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:

@@ -124,18 +124,15 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         return self._node(operator, [self.name, self._graph.constant([axis])], **attributes)
 
     def astype(self, dtype: Any) -> Value:
-        """Casts to another type."""
         kind = np.dtype(dtype)
         if kind == self.dtype:
             return self
         return self._node("Cast", [self.name], kind, to=self._graph.onnx.helper.np_dtype_to_tensor_dtype(kind))
 
     def reshape(self, *shape: int) -> Value:
-        """Changes the shape."""
         return self._node("Reshape", [self.name, self._graph.constant(shape)])
 
     def sum(self, axis: int, keepdims: bool = False) -> Value:
-        """Sums along an axis."""
         return self._along("ReduceSum", axis, keepdims=int(keepdims))
 
     def argmax(self, axis: int) -> Value:

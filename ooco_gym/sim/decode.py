@@ -79,7 +79,6 @@ def flush(state, instance):
 
 @inner
 def flush_all(state):
-    """Flushes every instance."""
     for instance in range(state.instances.size):
         flush(state, instance)
 

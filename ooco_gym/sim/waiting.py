@@ -62,7 +62,6 @@ def leave_window(state, instance, slot):
 
 @inner
 def rebuild_window(state, instance):
-    """Rebuilds the window from the queue."""
     spec = state.instances[instance]
     spec.window_size, slot = 0, spec.offline_head
     while slot >= 0 and spec.window_size < state.waiting_window.shape[2]:
@@ -132,13 +131,11 @@ def ordered(state):
 
 @inner
 def rank_of(state, slot):
-    """The rank of a request."""
     return state.order[slot]
 
 
 @inner
 def slot_at(state, rank):
-    """The request with a rank."""
     return state.order[state.requests.size + rank]
 
 

@@ -58,7 +58,7 @@ def _to_the_end(run_address, handle, rules, until_ps):
     return run_at(run_address)(handle, rules, until_ps, s.ASK)
 
 
-class Window:
+class PlayedWindow:
     """One window, built at its first simulation.
 
     Args:
@@ -157,7 +157,7 @@ class Population:
     def __init__(self, scenarios: Iterable[ResolvedScenario], threads: int | None = None) -> None:
         """Keeps the scenarios, a window each; nothing is built yet. `threads`: parallel windows; None: one per core."""
         tables: dict[Any, s.State] = {}
-        self.windows = [Window(scenario, tables) for scenario in scenarios]
+        self.windows = [PlayedWindow(scenario, tables) for scenario in scenarios]
         self.threads, self.simulated_s = threads or cores(), 0.0
 
     def play(self, candidates: Sequence[Candidate], windows: Sequence[int] | None = None,

@@ -85,7 +85,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """Parameters of a search for the highest sustainable rate.
 
     Attributes:
@@ -121,7 +121,6 @@ class Crossing:
 
     @property
     def seeds(self) -> int:
-        """The number of seeds."""
         return len(self.points[0].violations)
 
     @cached_property
@@ -168,7 +167,7 @@ class Crossing:
         return float(np.median(self.resampled[1]))
 
 
-def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limits) -> Crossing:
+def first_crossing(evaluate: Callable[[float], Point], plan: SearchPlan, limits: Limits) -> Crossing:
     """Searches for the largest offline rate below the first unsustainable one.
 
     Violations need not be monotone in the rate, so the grid is walked from below and only the first crossing is
@@ -226,7 +225,7 @@ def bisected(holds: Callable[[Any], bool], best: Any, failed: Any, wide: Callabl
     return best, failed
 
 
-def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, limits: Limits) -> Crossing:
+def crossing_near(evaluate: Callable[[float], Point], near: float, plan: SearchPlan, limits: Limits) -> Crossing:
     """Searches for the first crossing around the rate `near`, with the plan's precision.
 
     Args:
@@ -243,7 +242,7 @@ def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, l
     return found
 
 
-def next_rate(found: Crossing, plan: Plan) -> float | None:
+def next_rate(found: Crossing, plan: SearchPlan) -> float | None:
     """Returns the rate to evaluate next, or None if the crossing and its interval lie between evaluated rates."""
     best, failed, rates = found.best, found.failed, [point.rate for point in found.points]
     lowest, highest = rates[1], rates[-1]

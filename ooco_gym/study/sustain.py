@@ -11,7 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.study.runs import Jobs
-from ooco_gym.study.search import Crossing, Limits, Plan, Point, crossing_near, first_crossing
+from ooco_gym.study.search import Crossing, Limits, Point, SearchPlan, crossing_near, first_crossing
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -36,7 +36,7 @@ class Bench:
     seeds: tuple[int, ...]
     tpot_from: str = "first_token"
     limits: Limits = field(default_factory=Limits)
-    plan: Plan = field(default_factory=Plan)
+    plan: SearchPlan = field(default_factory=SearchPlan)
 
     def measure(self, policy: str, rate: float) -> Point:
         """Simulates a policy at an offline rate on every seed, on the cluster of its kind.

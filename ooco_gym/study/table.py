@@ -104,7 +104,6 @@ class Metric:
         return Metric([self.points[place] for place in places], self.values[places], self.seeds)
 
     def labels(self, axis: str) -> list[Any]:
-        """Returns the labels of an axis, in order."""
         return list(dict.fromkeys(point[axis] for point in self.points))
 
     # --- Questions

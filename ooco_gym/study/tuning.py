@@ -11,7 +11,7 @@ from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.study.options import seeds_of
-from ooco_gym.study.search import Limits, Plan, Point, first_crossing
+from ooco_gym.study.search import Limits, Point, SearchPlan, first_crossing
 from ooco_gym.workload import resolve_workload
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str,
     return f"tuned on {on}: {', '.join(said)}"
 
 
-def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits
+def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: SearchPlan, limits: Limits
          ) -> tuple[str, float, float]:
     """Races candidates: from the default's crossing the rate is raised while any candidate sustains it.
 

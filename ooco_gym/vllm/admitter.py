@@ -1,9 +1,10 @@
 """`admitter` in an engine: admits the waiting offline request with the lowest score first.
 
-See `baselines/admitter.py` for the method and docs/learned.md for the orders' results. This is separate code, because
-the prefix tree and blocks are the engine's, and thousands of waiting requests are described and looked up only if a
-score needs it. It lacks the order of a walk through the tree of prompts (`prefix`), learned weights, and affinity among
-instances. Ties between prefixes are broken by arrival, and the cache is as before the iteration. A test compares both.
+See `baselines/admitter.py` for the method and docs/learned.md for the orders' results. The scores are the same function
+(`ooco_gym/policy/orders.py`); what they are of is gathered here, because the prefix tree and blocks are the engine's,
+and thousands of waiting requests are described and looked up only if a score needs it. Here there is no order of a walk
+through the tree of prompts (`prefix`), no learned weights, and no affinity among instances; ties between prefixes are
+broken by arrival, and the cache is as before the iteration. A test compares both.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from heapq import nsmallest
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from ooco_gym.policy.orders import ORDERS, order_score
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.runtime.beliefs import Belief
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
@@ -24,22 +26,9 @@ from ooco_gym.vllm.replica import Compiled
 MANY = 1 << 60
 KEPT = 12  # requests with the lowest scores that are kept between refreshes
 PIECE = 512  # prompt tokens that identify a prefix
-Score = Callable[[Request, int, int, int], float]
-# Arguments: the request, its cached tokens, number of waiting requests with its prefix, and
-# uncached tokens of the shared prefix. The lowest score is admitted first.
-SCORES: dict[str, Score] = {
-    "arrival": lambda request, cached, members, shared: request.arrival_s,
-    "lpm": lambda request, cached, members, shared: -cached,
-    "dfs_weight": lambda request, cached, members, shared: -members,
-    "shortest": lambda request, cached, members, shared: request.num_tokens,
-    "least_work": lambda request, cached, members, shared: request.num_tokens - cached,
-    "shared_work": lambda request, cached, members, shared: (request.num_tokens - cached
-                                                             - shared * (1.0 - 1.0 / members)),
-}
-
-
 PARAMS = (
-    Param("rule", "score by which waiting offline requests are admitted", choices=tuple(SCORES), default="shared_work"),
+    Param("rule", "score by which waiting offline requests are admitted", default="shared_work",
+          choices=tuple(name for name in ORDERS if name != "prefix")),
     Param("refresh_s", "interval at which all waiting requests are scored, seconds", 0.0, 3600.0, default=1.0),
 )
 
@@ -64,10 +53,11 @@ class Admitter(Compiled):
     def _look(self, engine: Engine, waiting: list[Request], count: int) -> list[Any]:
         """Scores all waiting requests; returns the ids of the `count` with the lowest scores."""
         self._due_s = engine.now_s + self.values["refresh_s"]
-        found = Found(waiting)
-        score = SCORES[self.values["rule"]]
+        found = WaitingPrefixes(waiting)
+        order, score = ORDERS.index(self.values["rule"]), order_score.py_func
         best = nsmallest(count, found.rows, key=lambda row: (
-            score(row.request, row.cached, found.members(row), found.shared(row)), found.place(row), row.request.order))
+            score(order, row.request.arrival_s, row.request.num_tokens, row.cached, found.members(row),
+                  found.shared(row)), found.place(row), row.request.order))
         return [row.request.id for row in best]
 
 
@@ -80,7 +70,7 @@ class Row(NamedTuple):
     common: int
 
 
-class Found:
+class WaitingPrefixes:
     """Prefixes of all waiting requests, with few look-ups in the cache.
 
     Attributes:

@@ -80,7 +80,6 @@ class Watch:
         self._metrics, self._logged_s = _metrics(), 0.0
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Increases a counter."""
         if amount > 0:
             self.counts[name] += amount  # pyright: ignore[reportArgumentType]
             self._metrics[name].inc(amount)

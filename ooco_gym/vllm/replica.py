@@ -36,8 +36,8 @@ from ooco_gym.sim.queues import add_member, enqueue
 
 FIELDS = 12
 ONLINE, PLACE, PROMPT, MADE, COMPUTED, BLOCKS, ARRIVAL_S, TTFT_S, TPOT_S, FIRST_S, CACHED, SHARED = range(FIELDS)
-FIGURES = 9
-REQUESTS, NOW_S, FREE, TOTAL, BLOCK, SEATS, TOKENS, TPOT, LOOKED_UP = range(FIGURES)
+NUMBERS = 9
+REQUESTS, NOW_S, FREE, TOTAL, BLOCK, SEATS, TOKENS, TPOT, LOOKED_UP = range(NUMBERS)
 DUE_PROMPTS = 16  # waiting online requests that rules always examine
 NOTHING = (0, 0, 0)
 PRIOR_OUTPUT = 512.0  # tokens: assumed mean output before any has ended, as in conf/protocol
@@ -48,21 +48,21 @@ LONGEST_S = 1e6  # where the clock restarts
 
 
 @jit(types.void(types.int64, types.Array(types.float64, 2, "C"), types.Array(types.float64, 1, "C")))
-def _load(handle, rows, figures):
+def _load(handle, rows, numbers):
     """Fills a state from an engine: its requests as `FIELDS`, in the order of slots, and its other values."""
     state = s.state_at(handle)
     spec, config = state.instances[0], state.config
-    state.clock.now_ps = round(figures[NOW_S] * s.PS_PER_S)
+    state.clock.now_ps = round(numbers[NOW_S] * s.PS_PER_S)
     state.queues.evicted = 0
-    config.block_tokens, config.max_num_seqs = np.int64(figures[BLOCK]), np.int64(figures[SEATS])
-    config.max_num_batched_tokens = np.int64(figures[TOKENS])
-    config.default_tpot_ps = round(figures[TPOT] * s.PS_PER_S)
-    config.prefix_caching = s.LOOKED_UP if figures[LOOKED_UP] > 0.0 else 0
-    spec.free_blocks, spec.total_blocks = np.int64(figures[FREE]), np.int64(figures[TOTAL])
+    config.block_tokens, config.max_num_seqs = np.int64(numbers[BLOCK]), np.int64(numbers[SEATS])
+    config.max_num_batched_tokens = np.int64(numbers[TOKENS])
+    config.default_tpot_ps = round(numbers[TPOT] * s.PS_PER_S)
+    config.prefix_caching = s.LOOKED_UP if numbers[LOOKED_UP] > 0.0 else 0
+    spec.free_blocks, spec.total_blocks = np.int64(numbers[FREE]), np.int64(numbers[TOTAL])
     spec.online_head, spec.online_tail, spec.offline_head, spec.offline_tail = -1, -1, -1, -1
     spec.online_waiting, spec.online_waiting_tokens, spec.offline_waiting, spec.offline_waiting_tokens = 0, 0, 0, 0
     spec.running, spec.urgent_members, spec.offline_members = 0, 0, 0
-    for slot in range(np.int64(figures[REQUESTS])):
+    for slot in range(np.int64(numbers[REQUESTS])):
         row, request = rows[slot], state.requests[slot]
         request.online, request.urgent = np.int8(row[ONLINE]), np.int8(row[ONLINE])
         request.prompt_tokens, request.generated_tokens = np.int32(row[PROMPT]), np.int32(row[MADE])
@@ -134,7 +134,7 @@ class Replica:
         self._means = {True: PRIOR_OUTPUT, False: PRIOR_OUTPUT}  # mean outputs of finished requests, by class
         self._memory = np.zeros(s.MEMORY)  # the rule's, between iterations
         self._given: list[Any] = []  # requests in its memory, by entry
-        self._size, self._seats, self._figures = -1, 0, np.zeros(FIGURES)
+        self._size, self._seats, self._numbers = -1, 0, np.zeros(NUMBERS)
         self._origin_s, self._priced = math.nan, None
 
     def set(self, params: np.ndarray) -> None:
@@ -255,10 +255,10 @@ class Replica:
                  one.blocks if place >= 0 else idle, one.arrival_s - origin_s, one.ttft_slo_s, one.tpot_slo_s,
                  0.0 if first_s is None else first_s - origin_s, cached, shared)
             start += 8 * FIELDS
-        self._figures[:] = (len(places), engine.now_s - origin_s, engine.free_blocks, engine.total_blocks,
+        self._numbers[:] = (len(places), engine.now_s - origin_s, engine.free_blocks, engine.total_blocks,
                             engine.block_size, engine.max_num_seqs, engine.max_num_batched_tokens, engine.tpot_slo_s,
                             len(found))
-        _load(self._handle.address, self._rows, self._figures)
+        _load(self._handle.address, self._rows, self._numbers)
         if self._grows:
             self._see_outputs(engine)
         if self._tokens is not None:
@@ -348,5 +348,4 @@ class Compiled(Rule):
         self._replica.set(policy.vector())
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """Returns the next iteration."""
         return self._replica.compose(engine, belief)

@@ -14,7 +14,7 @@ import numpy as np
 from ooco_gym.compile import inner
 from ooco_gym.errors import unknown
 from ooco_gym.policy.decisions import COMPOSE, hook
-from ooco_gym.policy.latency_budget import Limits, decodes, fill, fill_least
+from ooco_gym.policy.latency_budget import FillLimits, decodes, fill, fill_least
 from ooco_gym.policy.mixed import VICTIMS, admit_waiting, continue_running
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.registry import get_policy
@@ -38,8 +38,8 @@ def _filled(state, instance, decode_ps, offline_ps, tokens, headroom):
     """Fills an iteration, online work without a latency limit; returns its tokens."""
     one = np.int64(1)
     tokens = min(np.int64(tokens), state.config.max_num_batched_tokens)
-    limits = Limits(np.int64(s.NEVER), np.int64(decode_ps), np.int64(offline_ps), tokens, one, one, np.int64(headroom),
-                    np.int64(0), np.int64(s.RECOMPUTE))
+    limits = FillLimits(np.int64(s.NEVER), np.int64(decode_ps), np.int64(offline_ps), tokens, one, one,
+                        np.int64(headroom), np.int64(0), np.int64(s.RECOMPUTE))
     found = fill(state, instance, limits)
     return found if found > 0 else fill_least(state, instance, limits.tokens, limits.how)
 

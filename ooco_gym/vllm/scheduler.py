@@ -111,7 +111,6 @@ class Waiting(RequestQueue):
             self.prepend_request(request)
 
     def peek_request(self) -> EngineRequest:
-        """Returns the next request."""
         if self._shown is not None:
             return self._shown[-1]
         heads = [line[0] for line in self.lines.values() if line]
@@ -120,7 +119,6 @@ class Waiting(RequestQueue):
         return min(heads, key=self._key)
 
     def pop_request(self) -> EngineRequest:
-        """Removes and returns the next request."""
         request = self.peek_request()
         if self._shown is not None:
             self._shown.pop()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.classes import OFFLINE_WORDS
-from ooco_gym.workload.table_reader import Table
+from ooco_gym.workload.table_reader import TraceTable
 from ooco_gym.workload.trace import MAX_TOKENS, SECONDS
 from ooco_gym.workload.unfolding import FORMS
 
@@ -81,7 +81,7 @@ class TraceFormat:
         """Returns the tick that becomes second 0, given the file's first one."""
         return first if self.unit == "date" or (not self.own and first >= EPOCH_S * self.per_second) else 0
 
-    def there(self, table: Table) -> dict[str, str]:
+    def there(self, table: TraceTable) -> dict[str, str]:
         """Returns which of our columns a file has, and the file's names for them."""
         found = {ours: field for ours, field in self.columns.items() if field in table.columns}
         for ours, theirs in (("prefix_hashes", "hash_ids"), ("prefix_hashes", "prefix_block_hashes"),
@@ -90,7 +90,7 @@ class TraceFormat:
                 found.setdefault(ours, theirs)
         return found
 
-    def untimed(self, table: Table) -> bool:
+    def untimed(self, table: TraceTable) -> bool:
         """Returns whether turns of sessions have a delay after the previous turn instead of a time."""
         there = self.there(table)
         return {"delay", "session"} <= set(there) and (
@@ -131,7 +131,7 @@ NESTED = tuple(TraceFormat(name, OURS, form.unit, chained=name == "weka") for na
 FORMATS = {item.name: item for item in (*FLAT, *NESTED)}
 
 
-def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | None] | None = None,
+def format_of(table: TraceTable, format: str = "auto", columns: Mapping[str, str | None] | None = None,
               time_unit: str = "auto", block_tokens: int | None = None, at_once: bool | str = False) -> TraceFormat:
     """Returns the format in which a table is to be read; arguments as in `read_trace`.
 
@@ -187,7 +187,7 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
     return replace(form, block_tokens=int(number(block_tokens, "block_tokens", 1, MAX_TOKENS)), said=True)
 
 
-def _recognised(table: Table) -> TraceFormat:
+def _recognised(table: TraceTable) -> TraceFormat:
     """Returns the format of nested objects; else the one with the most columns in the table,
     required ones first.
 
@@ -200,7 +200,7 @@ def _recognised(table: Table) -> TraceFormat:
     return best if len(found & set(best.required)) > 1 else OWN
 
 
-def _of_a_batch(table: Table, form: TraceFormat) -> bool:
+def _of_a_batch(table: TraceTable, form: TraceFormat) -> bool:
     """Returns whether all requests are offline and no column looks like a time."""
     there = form.there(table)
     if "class" not in there or _likely(table, "arrival_s") != "NAME" or any(map(table.holds_dates, table.columns)):
@@ -209,7 +209,7 @@ def _of_a_batch(table: Table, form: TraceFormat) -> bool:
     return {(one or "").strip().casefold() for one in classes} <= set(OFFLINE_WORDS)
 
 
-def _asked(table: Table, missing: Iterable[str]) -> str:
+def _asked(table: TraceTable, missing: Iterable[str]) -> str:
     """Returns the options that name the missing columns, in words."""
     likely = {ours: _likely(table, ours) for ours in missing}
     said = f"; say which they are: {played(*(f'columns.{ours}={name}' for ours, name in likely.items()))}"
@@ -218,7 +218,7 @@ def _asked(table: Table, missing: Iterable[str]) -> str:
     return said + f"; if none has token counts, {LOG_TOKENS}" * ("NAME" in likely.values() and len(likely) > 1)
 
 
-def _likely(table: Table, ours: str) -> str:
+def _likely(table: TraceTable, ours: str) -> str:
     """Returns the column whose name is most like one of ours; NAME if there is none."""
     last = {name: name.rpartition(".")[2].casefold() for name in table.columns}
     found = [name for word in LIKELY[ours] for name in last
@@ -227,7 +227,7 @@ def _likely(table: Table, ours: str) -> str:
     return [*tokens, *found, "NAME"][0]
 
 
-def _unit_of(table: Table, field: str) -> str:
+def _unit_of(table: TraceTable, field: str) -> str:
     """Returns the unit evident in a column of times (dates, or numbers too large for seconds); else `auto`."""
     if table.holds_dates(field):
         return "date"
@@ -238,7 +238,7 @@ def _unit_of(table: Table, field: str) -> str:
     return next((unit for unit, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "auto")
 
 
-def _surely_ms(table: Table, field: str) -> bool:
+def _surely_ms(table: TraceTable, field: str) -> bool:
     """Returns whether a file with Mooncake's columns has its hashes, too, and times too far apart for seconds."""
     values = table.numbers_of(field) if field in table.columns else None
     times = np.zeros(0) if values is None else values[np.isfinite(values)]

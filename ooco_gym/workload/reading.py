@@ -1,6 +1,6 @@
 """Conversion of a file's columns to a trace.
 
-A `TraceFormat` turns the columns of a `Table` into a `Trace`, with notes on repairs and oddities.
+A `TraceFormat` turns the columns of a `TraceTable` into a `Trace`, with notes on repairs and oddities.
 Each value is checked; an error names its row.
 """
 
@@ -22,7 +22,7 @@ from ooco_gym.workload.formats import EPOCH_S, LATEST_S, UNITS, TraceFormat, few
 from ooco_gym.workload.keyed import scattered
 from ooco_gym.workload.rows import check_counts, flat, loaded, named
 from ooco_gym.workload.sessions import previous_turns
-from ooco_gym.workload.table_reader import Table, read_table, unreadable
+from ooco_gym.workload.table_reader import TraceTable, read_table, unreadable
 from ooco_gym.workload.trace import (
     BLOCK_TOKENS,
     DEFAULT_CLASSES,
@@ -51,7 +51,7 @@ LOOKED_AT = 10_000      # values examined in an unread column
 
 def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
           time_scale: float | None = None, block_tokens: int | None = None, at_once: bool | str = False,
-          **rows: Any) -> tuple[Trace, TraceFormat, Table]:
+          **rows: Any) -> tuple[Trace, TraceFormat, TraceTable]:
     """Reads a whole file; returns its trace, format and table."""
     table = read_table(path)
     if table.rows == 0:
@@ -63,7 +63,8 @@ def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | N
     return trace if time_scale is None else stretched(trace, time_scale), form, table
 
 
-def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
+def trace_of(table: TraceTable, form: TraceFormat, only: Mapping[str, Any] | None = None,
+             distinct: bool = False) -> Trace:
     """Returns the trace in a file's columns, with repairs and errors as in `read_trace`."""
     there = form.there(table)
     try:
@@ -107,7 +108,7 @@ def file_name(path: Path) -> str:
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
-def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[str, Any]:
+def _columns(table: TraceTable, form: TraceFormat, there: Mapping[str, str]) -> dict[str, Any]:
     """Returns the columns of a `Trace` besides arrivals and hashes; failed requests have zero output tokens."""
     read: dict[str, Any] = {}
     for name, least in (("prompt_tokens", 1), ("output_tokens", 1 if form.own else 0)):
@@ -134,7 +135,7 @@ def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[
     return read
 
 
-def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
+def _ticks(table: TraceTable, field: str, unit: str) -> np.ndarray:
     """Returns times in the file's unit, float64[n]; nanoseconds as int64[n], to be exact."""
     if unit == "date":
         moments_ns = table.timestamps_ns(field, DATE)
@@ -151,7 +152,7 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
     return values
 
 
-def _planned(table: Table, there: Mapping[str, str], form: TraceFormat, found: dict[str, Any]) -> np.ndarray:
+def _planned(table: TraceTable, there: Mapping[str, str], form: TraceFormat, found: dict[str, Any]) -> np.ndarray:
     """Returns times in the file's unit, float64[n], with times for turns that have only a delay.
 
     Such a turn arrives its delay, which is its think time, after the previous turn's arrival, the
@@ -169,7 +170,7 @@ def _planned(table: Table, there: Mapping[str, str], form: TraceFormat, found: d
     return ticks
 
 
-def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.ndarray) -> np.ndarray | None:
+def _ends(table: TraceTable, form: TraceFormat, there: Mapping[str, str], ticks: np.ndarray) -> np.ndarray | None:
     """Returns when requests finished, as `_ticks` returns times; None if unknown."""
     if "end_s" in there:
         ends, second = _ticks(table, there["end_s"], form.unit), form.per_second
@@ -189,7 +190,7 @@ def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, pe
     return np.where(previous >= 0, np.maximum(ticks - ends[previous], 0) / per_second, np.nan)
 
 
-def _seconds(table: Table, field: str, expected: str, above: bool = False) -> np.ndarray:
+def _seconds(table: TraceTable, field: str, expected: str, above: bool = False) -> np.ndarray:
     """Returns a column of seconds >= 0 (> 0 with `above`), NaN where a value is missing."""
     values = table.numbers(field, expected, missing=np.nan)
     good = np.isfinite(values) & (values > 0 if above else values >= 0)
@@ -208,7 +209,7 @@ def _roots(session: np.ndarray, parent: np.ndarray) -> np.ndarray:
     return own[before[place[:len(session)]]]
 
 
-def _classes(table: Table, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes(table: TraceTable, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns indices into the classes' names, int8[n], and the names."""
     expected = f"online, offline or a class's name: {NAMED}"
     texts = table.texts(field, expected).combine_chunks()
@@ -225,7 +226,7 @@ def _classes(table: Table, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 # --- Prefix hashes ----------------------------------------------------------------------------------------------------
-def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
+def _hashes(table: TraceTable, form: TraceFormat, there: Mapping[str, str],
             prompt: np.ndarray) -> tuple[Hashes | None, int]:
     """Returns hashes and the block size that fits them: one hash per block begun, or fewer for
     shared prefixes only.
@@ -272,7 +273,7 @@ def _chained(hashes: Hashes) -> Hashes:
 
 
 # --- Repairs, and what looks odd --------------------------------------------------------------------------------------
-def _served(table: Table, found: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
+def _served(table: TraceTable, found: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
     """Returns the rows with output tokens, int64[m], and notes on lengths and failed requests."""
     notes, failed = [], found["output_tokens"] == 0
     longest = np.maximum(found["prompt_tokens"], found["output_tokens"])
@@ -302,7 +303,7 @@ def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
             f"{UNITS[likely][0]}, import the file with time_unit={likely}"] if likely != form.unit else []
 
 
-def _unread(table: Table, form: TraceFormat) -> list[str]:
+def _unread(table: TraceTable, form: TraceFormat) -> list[str]:
     """Returns notes on columns that are not read, first on those that look like classes of requests."""
     read, notes = form.there(table), []
     left_out = [name for name in table.columns if name not in (*read.values(), form.parent, *TIMES)]

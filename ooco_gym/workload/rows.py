@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.formats import LOG_TOKENS, few, played
-from ooco_gym.workload.table_reader import Table
+from ooco_gym.workload.table_reader import TraceTable
 
 FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
 NO_COUNT = ("", "-", "0", "none", "null", "nan")  # in both lengths
@@ -59,8 +59,8 @@ def named(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[- ]", "_", re.split(r"[./]", name)[-1].strip()).casefold()
 
 
-def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None = None,
-           distinct: bool = False) -> tuple[Table, list[str]]:
+def loaded(table: TraceTable, read: Mapping[str, str], only: Mapping[str, Any] | None = None,
+           distinct: bool = False) -> tuple[TraceTable, list[str]]:
     """Returns the rows of a table that are load, and notes on the others.
 
     Args:
@@ -101,7 +101,7 @@ def flat(values: Mapping[str, Any] | None, above: str = "") -> dict[str, Any]:
     return found
 
 
-def _texts(table: Table, name: str) -> Any:
+def _texts(table: TraceTable, name: str) -> Any:
     """Returns a column's values as lower-case text; missing values and lists become null."""
     column = table.columns[name]
     if pa.types.is_nested(column.type):
@@ -109,7 +109,7 @@ def _texts(table: Table, name: str) -> Any:
     return pc.call_function("utf8_lower", [pc.call_function("utf8_trim_whitespace", [column.cast(pa.string())])])
 
 
-def _chosen(table: Table, name: str, values: list[str]) -> Table:
+def _chosen(table: TraceTable, name: str, values: list[str]) -> TraceTable:
     if name not in table.columns:
         raise UserError(f"only.{name}: trace file '{table.path}' has no column '{name}'"
                         f"{nearest(name, table.columns)}; found: {few(table.columns, None)}")
@@ -124,7 +124,7 @@ def _chosen(table: Table, name: str, values: list[str]) -> Table:
     return table if len(kept) == table.rows else table.take(kept)
 
 
-def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], notes: list[str]) -> np.ndarray:
+def _without(table: TraceTable, name: str, what: str, tells: Callable[[Any], Any], notes: list[str]) -> np.ndarray:
     """Returns a mask of the rows to keep, bool[rows]; the others are no load according to the column `name`."""
     texts = _texts(table, name)
     out = np.asarray(tells(texts).fill_null(False)) & np.asarray(texts.is_valid())
@@ -138,7 +138,7 @@ def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], no
     return ~out
 
 
-def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
+def _counted(table: TraceTable, read: Mapping[str, str]) -> tuple[TraceTable, list[str]]:
     """Returns the rows with a token count, and a note on the others (for example aborted answers)."""
     fields = [read["prompt_tokens"], read["output_tokens"]]
     lacks = np.ones(table.rows, bool)
@@ -156,7 +156,7 @@ def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
         f"left out {lacks.sum():,} of {table.rows:,} rows {what}, the first at {table.place(int(np.argmax(lacks)))}"]
 
 
-def check_counts(table: Table, said: Iterable[str | None]) -> None:
+def check_counts(table: TraceTable, said: Iterable[str | None]) -> None:
     """Raises UserError for rows that sum over many requests, as usage exports have; `said` are
     columns that the user names.
 
@@ -171,7 +171,8 @@ def check_counts(table: Table, said: Iterable[str | None]) -> None:
                             "all; export the single requests, or use a generator at that rate (docs/workloads.md)")
 
 
-def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: bool) -> tuple[Table, list[str]]:
+def _once(table: TraceTable, read: Mapping[str, str], free: Sequence[str],
+          distinct: bool) -> tuple[TraceTable, list[str]]:
     """Returns the rows without repeated request ids or, with `distinct`, repeated rows; else a warning."""
     times = {read[name] for name in ("arrival_s", "prompt_tokens", "output_tokens") if name in read}
     for name in [name for name in free if named(name) in IDS]:
@@ -201,7 +202,7 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
                    f"{played('distinct=true')} leaves them out"]
 
 
-def _firsts(table: Table, names: Sequence[str]) -> np.ndarray:
+def _firsts(table: TraceTable, names: Sequence[str]) -> np.ndarray:
     """Returns a mask of the rows that are the first with their values in some columns, bool[rows]."""
     columns = {name: table.columns[name] for name in names}
     for name, column in columns.items():
@@ -213,7 +214,7 @@ def _firsts(table: Table, names: Sequence[str]) -> np.ndarray:
     return first
 
 
-def _models(table: Table, free: Sequence[str]) -> list[str]:
+def _models(table: TraceTable, free: Sequence[str]) -> list[str]:
     for name in [name for name in free if named(name) in (*MODELS, "benchmark")]:
         values = sorted(table.columns[name].cast(pa.string()).drop_null().unique().to_pylist())
         if len(values) > 1:

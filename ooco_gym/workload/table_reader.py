@@ -44,7 +44,7 @@ MOST_VALUES, FEWEST_COLUMNS = 10_000_000, 128     # limits for JSON as columns
 _compute: Any = pyarrow.compute  # its functions are created at import
 
 
-class Table:
+class TraceTable:
     """Consecutive rows of a file, with each row's place in it.
 
     Args:
@@ -65,9 +65,9 @@ class Table:
         self.path, self.columns, self.rows, self.form = path, columns, rows, form
         self._first_row, self._lines, self._parquet, self._kept = first_row, lines, parquet, kept
 
-    def take(self, rows: np.ndarray) -> Table:
+    def take(self, rows: np.ndarray) -> TraceTable:
         """Returns the given rows, int64[m] ascending."""
-        return Table(self.path, {name: column.take(rows) for name, column in self.columns.items()}, len(rows),
+        return TraceTable(self.path, {name: column.take(rows) for name, column in self.columns.items()}, len(rows),
                      self._first_row, lines=self._lines, parquet=self._parquet, form=self.form,
                      kept=rows if self._kept is None else self._kept[rows])
 
@@ -159,7 +159,7 @@ class Table:
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TraceTable:
     """Reads a whole file.
 
     Raises:
@@ -200,14 +200,14 @@ def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
     return UserError(f"trace file '{path}' cannot be read: {reason}")
 
 
-def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> Table:
+def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> TraceTable:
     """Returns the rows that pyarrow's filters select; the first is number `first_row` (from 0)."""
     table, columns = files.read_parquet(path, filters=filters), {}
     for name, column in zip(_names(path, table.column_names), table.columns, strict=True):
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         columns[name] = column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
-    return Table(path, columns, table.num_rows, first_row, parquet=True)
+    return TraceTable(path, columns, table.num_rows, first_row, parquet=True)
 
 
 def _text(path: Path) -> bytes:
@@ -250,7 +250,7 @@ def _names(path: Path, found: Sequence[str]) -> list[str]:
     return names
 
 
-def _read_csv(path: Path, data: bytes) -> Table:
+def _read_csv(path: Path, data: bytes) -> TraceTable:
     """Reads all columns as text; their users determine the types."""
     header = next(_lines(data))[1]
     mark = max(",;\t|", key=header.count)
@@ -266,15 +266,15 @@ def _read_csv(path: Path, data: bytes) -> Table:
         pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
                                    null_values=_EMPTY)).slice(1)
     if broken:
-        place = Table(path, {}, 0).place(broken[0].number - 2)
+        place = TraceTable(path, {}, 0).place(broken[0].number - 2)
         raise UserError(f"trace file '{path}', {place}: found {broken[0].actual_columns} fields, expected {len(names)} "
                         f"as the header has ({header.strip()})")
     columns = table.columns if mark != ";" else [_compute.replace_substring_regex(
         column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in table.columns]   # decimal commas, if ; separates columns
-    return Table(path, dict(zip(names, columns, strict=True)), table.num_rows)
+    return TraceTable(path, dict(zip(names, columns, strict=True)), table.num_rows)
 
 
-def _read_json(path: Path, data: bytes) -> Table:
+def _read_json(path: Path, data: bytes) -> TraceTable:
     rows: list[Mapping[str, Any]] = []
     lines: list[int] = []
     form, kept = None, {}
@@ -290,7 +290,7 @@ def _read_json(path: Path, data: bytes) -> Table:
     names = Counter(name for row in rows for name in row)
     if len(names) * len(rows) > MOST_VALUES:    # keys unique to a row, such as ids, are no columns
         names = dict(names.most_common(max(FEWEST_COLUMNS, MOST_VALUES // len(rows))))
-    return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
+    return TraceTable(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
 
 
 def _lines_of(path: Path, key: str = "") -> str:

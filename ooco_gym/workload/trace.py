@@ -23,7 +23,7 @@ SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's o
 Hashes = tuple[np.ndarray, np.ndarray]
 
 
-class Rule(NamedTuple):
+class Values(NamedTuple):
     """Rule of a column: its type, a test of values, the expectation in words, and the value for a missing one."""
 
     kind: type
@@ -39,21 +39,21 @@ def _whole(values: np.ndarray) -> Any:
     return (values == np.rint(values)) & (values >= -(2.0**63)) & (values < 2.0**63)
 
 
-TOKENS = Rule(np.int32, lambda x: _whole(x) & (x >= 1) & (x <= MAX_TOKENS), f"a whole number from 1 to {MAX_TOKENS}")
-PROMISE = Rule(np.float64, lambda x: np.isnan(x) | (np.isfinite(x) & (x > 0)),
+TOKENS = Values(np.int32, lambda x: _whole(x) & (x >= 1) & (x <= MAX_TOKENS), f"a whole number from 1 to {MAX_TOKENS}")
+PROMISE = Values(np.float64, lambda x: np.isnan(x) | (np.isfinite(x) & (x > 0)),
                "a number of seconds > 0, or NaN for none of its own")
 COLUMNS = {
-    "arrival_s": Rule(np.float64, lambda x: np.isfinite(x) & (x >= 0), "a finite number of seconds >= 0"),
+    "arrival_s": Values(np.float64, lambda x: np.isfinite(x) & (x >= 0), "a finite number of seconds >= 0"),
     "prompt_tokens": TOKENS, "output_tokens": TOKENS,
-    "online": Rule(np.bool_, lambda x: (x == 0) | (x == 1), "True or False", True),
+    "online": Values(np.bool_, lambda x: (x == 0) | (x == 1), "True or False", True),
     **dict.fromkeys(SECONDS, PROMISE),
-    "think_s": Rule(np.float64, lambda x: np.isnan(x) | (np.isfinite(x) & (x >= 0)),
+    "think_s": Values(np.float64, lambda x: np.isnan(x) | (np.isfinite(x) & (x >= 0)),
                     "a number of seconds >= 0, or NaN where it is not known"),
-    "session": Rule(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none",
+    "session": Values(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none",
                     NO_SESSION),
-    "client": Rule(np.int32, lambda x: _whole(x) & (x >= NO_SESSION) & (x < MOST_CLIENTS),
+    "client": Values(np.int32, lambda x: _whole(x) & (x >= NO_SESSION) & (x < MOST_CLIENTS),
                    f"a whole number from 0 to {MOST_CLIENTS - 1:,}, or -1 for none", NO_SESSION),
-    "class_id": Rule(np.int8, lambda x: _whole(x) & (x >= 0) & (x < 128), "a place in class_names")}
+    "class_id": Values(np.int8, lambda x: _whole(x) & (x >= 0) & (x < 128), "a place in class_names")}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,7 +284,7 @@ def with_blocks(trace: Trace, block_tokens: int) -> Trace:
     return replace(trace, prefix_hashes=(starts, ends), block_tokens=block_tokens)
 
 
-def _column(value: Any, name: str, rule: Rule) -> np.ndarray:
+def _column(value: Any, name: str, rule: Values) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -300,7 +300,7 @@ def _column(value: Any, name: str, rule: Rule) -> np.ndarray:
 def _hashes(value: Sequence[Any], n: int) -> Hashes:
     if len(value) != 2:
         raise UserError("trace field 'prefix_hashes' must be a pair (offsets, values)")
-    whole = Rule(np.int64, lambda x: np.ones(len(x), bool) & _whole(x), "a whole number of 64 bits")
+    whole = Values(np.int64, lambda x: np.ones(len(x), bool) & _whole(x), "a whole number of 64 bits")
     offsets, values = _column(value[0], "prefix_hashes[0]", whole), _column(value[1], "prefix_hashes[1]", whole)
     if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(values) or np.any(np.diff(offsets) < 0):
         raise UserError(f"trace field 'prefix_hashes': offsets must be {n + 1} ascending numbers from 0 to the "

@@ -28,7 +28,6 @@ from ooco_gym.workload.trace import Trace, is_set
 
 
 def list_formats() -> list[str]:
-    """Returns the names of the known formats."""
     return sorted(FORMATS)
 
 

@@ -186,7 +186,7 @@ def _seconds(value: float | None, unit_s: float) -> float | None:
     return None if value is None else value * unit_s
 
 
-class Form(NamedTuple):
+class NestedForm(NamedTuple):
     """A form: keys that identify its objects, the unit of its times, and the function that returns their rows."""
 
     keys: frozenset[str]
@@ -200,14 +200,14 @@ class Form(NamedTuple):
 # `benchmarks.json`; spans of vLLM (`--otlp-traces-endpoint`) and of clients by the GenAI conventions, as the
 # OpenTelemetry collector writes them, or a trace a line; results of `vllm bench serve --save-result --save-detailed`
 # and of SGLang's `bench_serving --output-details`.
-FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
-         "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), "date", _tracelab),
-         "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
-         "aiperf": Form(frozenset({"metadata", "metrics"}), "ns", _aiperf),
-         "guidellm": Form(frozenset({"benchmarks"}), "s", _guidellm),
-         "otel": Form(frozenset({"resourceSpans"}), "ns", _otel),
-         "otel_session": Form(frozenset({"spans"}), "ns", _otel),
-         "bench_serve": Form(frozenset({"input_lens", "output_lens"}), "s", _bench_serve)}
+FORMS = {"weka": NestedForm(frozenset({"requests", "block_size"}), "s", _weka),
+         "tracelab": NestedForm(frozenset({"timing_events", "input_tokens_total"}), "date", _tracelab),
+         "dynamo": NestedForm(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
+         "aiperf": NestedForm(frozenset({"metadata", "metrics"}), "ns", _aiperf),
+         "guidellm": NestedForm(frozenset({"benchmarks"}), "s", _guidellm),
+         "otel": NestedForm(frozenset({"resourceSpans"}), "ns", _otel),
+         "otel_session": NestedForm(frozenset({"spans"}), "ns", _otel),
+         "bench_serve": NestedForm(frozenset({"input_lens", "output_lens"}), "s", _bench_serve)}
 
 
 def form_of(one: Mapping[str, Any]) -> str | None:

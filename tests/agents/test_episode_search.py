@@ -30,7 +30,7 @@ from ooco_gym.policy.registry import policy_named
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
-from ooco_gym.study.population import OUTCOME, REFUSED, Candidate, Population, Window
+from ooco_gym.study.population import OUTCOME, REFUSED, Candidate, PlayedWindow, Population
 
 
 def agent(name="cma", **changes):
@@ -184,7 +184,7 @@ def test_windows_are_those_that_evaluate_plays():
 def test_a_window_whose_requests_change_under_way_is_refused(monkeypatch):
     import ooco_gym.study.population as module
 
-    window = Window(scenario(), {})
+    window = PlayedWindow(scenario(), {})
     window.play(Candidate(get_policy("deadline")))
 
     def spoilt(state):

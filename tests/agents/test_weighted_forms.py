@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import types
 
-from baselines.adaptive_deadline import figures
+from baselines.adaptive_deadline import engine_features
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
@@ -47,8 +47,8 @@ def asked(scenario, policy, point):
 
 
 @jit(types.void(types.int64, types.int64, types.float64[::1]))
-def figures_of(handle, instance, row):
-    figures(state_at(handle), instance, row)
+def features_of(handle, instance, row):
+    engine_features(state_at(handle), instance, row)
 
 
 def recorded_looks(count):
@@ -63,7 +63,7 @@ def recorded_looks(count):
                         offline={"mode": "backlog"})
     for simulation, pending, answer in asked(scenario, "learned_deadline:interval_s=0", "compose"):
         instance = int(pending.instance)
-        figures_of(simulation.handle.address, instance, row)
+        features_of(simulation.handle.address, instance, row)
         features.append(row[: len(ENGINE)].astype(np.float32))
         answer()
         values.append(simulation.state.memory[instance, ad.SET : ad.SET + len(ad.ADJUSTED)].copy())

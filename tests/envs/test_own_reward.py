@@ -12,7 +12,7 @@ import pytest
 
 from ooco_gym import UserError
 from ooco_gym.envs import imported, is_ours
-from ooco_gym.envs.custom import Figure, Term, reading
+from ooco_gym.envs.custom import OwnFeature, Term, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.prefill_gate import PrefillGateEnv
 from tests.envs.episodes_in_short import IDS, arguments, class_of, make, play
@@ -120,9 +120,9 @@ def test_own_terms_and_figures_add_to_those_of_any_environment(name: str) -> Non
         assert np.array_equal(one.observation["cluster"][:-1], other.observation["cluster"])
 
 
-def figure(**changes: Any) -> Figure:
+def figure(**changes: Any) -> OwnFeature:
     whole = {"name": "now", "unit": "s", "scale": "linear", "limit": 10.0, "low": 0.0, "high": 1.0, "meaning": ""}
-    return Figure(Feature(**{**whole, **changes}), now_s)
+    return OwnFeature(Feature(**{**whole, **changes}), now_s)
 
 
 @pytest.mark.parametrize(("attributes", "words"), [

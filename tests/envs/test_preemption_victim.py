@@ -14,7 +14,7 @@ from ooco_gym.compile import jit
 from ooco_gym.envs.preemption_victim import F
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.decisions import COMPOSE, addresses, hook
-from ooco_gym.policy.latency_budget import OPEN_FIGURES
+from ooco_gym.policy.latency_budget import OPEN_FIELDS
 from ooco_gym.policy.mixed import RECOMPUTE, preempt
 from ooco_gym.policy.reclaiming import fits_host, lacking, relief
 from ooco_gym.sim import state as s
@@ -100,7 +100,7 @@ def test_a_request_that_is_chosen_gives_way_and_no_other_does(case):
         running = state.members[s.BATCH, instance, : int(state.instances["running"][instance])]
         assert set(slots) <= set(running.tolist()) and not state.requests["online"][slots].any()
         k, before = int(random.integers(len(slots))), state.requests["evictions"].copy()
-        slot, swapped = int(slots[k]), buffers.iteration[0, OPEN_FIGURES + k] == s.SWAP
+        slot, swapped = int(slots[k]), buffers.iteration[0, OPEN_FIELDS + k] == s.SWAP
         steps = int(state.instances["steps_begun"][instance])
         computed = int(state.requests["num_computed_tokens"][slot])
         over = env.step(2 + k)[3]

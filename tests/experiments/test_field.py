@@ -18,13 +18,13 @@ from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
-from ooco_gym.study.search import Crossing, Limits, Plan, Point, first_crossing
+from ooco_gym.study.search import Crossing, Limits, Point, SearchPlan, first_crossing
 from ooco_gym.study.sustain import Bench
 from ooco_gym.study.tuning import with_settings
 from tests.html_pages import Page
 
 LIMITS = Limits()
-PLAN = Plan(first=0.5, factor=2.0, last=16.0, precision=0.1)
+PLAN = SearchPlan(first=0.5, factor=2.0, last=16.0, precision=0.1)
 TRIAL = ["rate_scale=0.05", "duration_s=120", "protocol=brief.yaml", "seeds=2", "workers=1", "search.first=1",
          "search.factor=4", "search.last=4", "search.precision=0.8", "tuning.seeds=[101]",
          "limits={violations:0.6,kept_up:0.2,kept_up_service:0.2}"]

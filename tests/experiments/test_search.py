@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.study.search import EDGES, MOST_RATES, Crossing, Limits, Plan, Point, crossing_near, first_crossing
+from ooco_gym.study.search import EDGES, MOST_RATES, Crossing, Limits, Point, SearchPlan, crossing_near, first_crossing
 from ooco_gym.study.tuning import tune
 
 LIMITS = Limits()
-PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)
+PLAN = SearchPlan(first=0.1, factor=1.5, last=20.0, precision=0.02)
 
 
 def point(rate, violations, kept_up=1.0):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.render.metrics import COMPUTED, LATE, SERVED, compare, figure, metrics_of
+from ooco_gym.render.metrics import COMPUTED, LATE, SERVED, compare, metric_value, metrics_of
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.reading import most_sustained
 
@@ -59,9 +59,9 @@ def test_without_online_requests_nobody_is_ranked():
 
 
 def test_metrics_by_name():
-    assert math.isnan(figure(RUNS["a"][0], "online.ttft_p99_s"))
+    assert math.isnan(metric_value(RUNS["a"][0], "online.ttft_p99_s"))
     with pytest.raises(UserError, match="online.violation_rate"):
-        figure(RUNS["a"][0], "online.violation_rat")
+        metric_value(RUNS["a"][0], "online.violation_rat")
     always = [LATE, SERVED, COMPUTED]
     assert metrics_of([], ["offline.age_p99_s"]) == [*always, "offline.age_p99_s"], "what ranks is always there"
     assert "online.hit_rate" in metrics_of([{"prefix_caching": "on"}])

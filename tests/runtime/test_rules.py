@@ -257,7 +257,7 @@ def test_prefixes_of_unequal_depth_count_as_they_are_shared() -> None:
 
     rows = [waits("a", 600, (1,), 512), waits("b", 2600, (1, 2, 3, 4, 5), 2560),
             waits("c", 2610, (1, 2, 3, 4, 5), 2560), waits("d", 2620, (1, 7, 8, 9, 10), 512), waits("e", 30, (), 0)]
-    found = admitter.Found(rows)
+    found = admitter.WaitingPrefixes(rows)
     assert [row.cached for row in found.rows] == [512, 2560, 2560, 512, 0]
     assert [found.members(row) for row in found.rows] == [4, 4, 4, 4, 1] and found.shared(found.rows[3]) == 0
     assert found.place(found.rows[4]) > found.place(found.rows[0])
