@@ -73,7 +73,7 @@ def test_its_weight_is_one_of_the_rewards(name: str, tmp_path: Path) -> None:
         make(COMMON, reward={"interrupted": 1.0})
 
 
-def test_the_figure_comes_after_the_common_ones_on_its_scale(name: str) -> None:
+def test_the_feature_comes_after_the_common_ones_on_its_scale(name: str) -> None:
     common, mine = make(COMMON), own(name, scenario={})
     width = common.observation_space["cluster"].shape[0]
     assert mine.observation_space["cluster"].shape == (width + 1,)
@@ -104,10 +104,10 @@ def of_class(**attributes: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_own_terms_and_figures_add_to_those_of_any_environment(name: str) -> None:
+def test_own_terms_and_features_add_to_those_of_any_environment(name: str) -> None:
     """With the rewards of the environment's own file, whose terms a subclass keeps."""
     extended = class_of(name)
-    mine = type("OwnEnv", (extended,), {"terms": (Term("seconds", now_s, weight=0.5),), "figures": (figure(),)})
+    mine = type("OwnEnv", (extended,), {"terms": (Term("seconds", now_s, weight=0.5),), "own_features": (own_feature(),)})
     env, plain = mine(**arguments(name)), make(name)
     assert [one.name for one in mine.terms] == [*(one.name for one in extended.terms), "seconds"]
     assert env.config.weights.tolist() == [*plain.config.weights, 0.5]
@@ -120,7 +120,7 @@ def test_own_terms_and_figures_add_to_those_of_any_environment(name: str) -> Non
         assert np.array_equal(one.observation["cluster"][:-1], other.observation["cluster"])
 
 
-def figure(**changes: Any) -> OwnFeature:
+def own_feature(**changes: Any) -> OwnFeature:
     whole = {"name": "now", "unit": "s", "scale": "linear", "limit": 10.0, "low": 0.0, "high": 1.0, "meaning": ""}
     return OwnFeature(Feature(**{**whole, **changes}), now_s)
 
@@ -129,10 +129,10 @@ def figure(**changes: Any) -> OwnFeature:
     ({"terms": (Term("late", now_s),)}, "term 'late': this name is taken"),
     ({"terms": (Term("a", now_s), Term("a", now_s))}, "term 'a': this name is taken"),
     ({"terms": (Term("a", now_s, weight=-1.0),)}, "weight=-1.0 must be a number of at least 0"),
-    ({"figures": (figure(name="kv_free"),)}, "feature 'kv_free': this name is taken"),
-    ({"figures": (figure(scale="exp"),)}, "scale 'exp' must be one of as is, linear"),
-    ({"figures": (figure(limit=0.0),)}, "limit=0.0 must be a number above 0"),
-    ({"figures": (figure(low=0.5),)}, "0 must lie within its bounds 0.5 and 1.0")])
+    ({"own_features": (own_feature(name="kv_free"),)}, "feature 'kv_free': this name is taken"),
+    ({"own_features": (own_feature(scale="exp"),)}, "scale 'exp' must be one of as is, linear"),
+    ({"own_features": (own_feature(limit=0.0),)}, "limit=0.0 must be a number above 0"),
+    ({"own_features": (own_feature(low=0.5),)}, "0 must lie within its bounds 0.5 and 1.0")])
 def test_what_cannot_be_told_apart_or_shown_is_refused(attributes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         of_class(**attributes)
