@@ -107,7 +107,8 @@ def of_class(**attributes: Any) -> Any:
 def test_own_terms_and_features_add_to_those_of_any_environment(name: str) -> None:
     """With the rewards of the environment's own file, whose terms a subclass keeps."""
     extended = class_of(name)
-    mine = type("OwnEnv", (extended,), {"terms": (Term("seconds", now_s, weight=0.5),), "own_features": (own_feature(),)})
+    mine = type("OwnEnv", (extended,), {"terms": (Term("seconds", now_s, weight=0.5),),
+                                        "own_features": (own_feature(),)})
     env, plain = mine(**arguments(name)), make(name)
     assert [one.name for one in mine.terms] == [*(one.name for one in extended.terms), "seconds"]
     assert env.config.weights.tolist() == [*plain.config.weights, 0.5]
