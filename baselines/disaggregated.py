@@ -26,6 +26,8 @@ from ooco_gym.policy.rules import flush, least_backlog, lightest_strict, route_b
 from ooco_gym.sim import state as s
 
 PREFILL_TOKENS = Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000)
+PREFIX_CACHING = Param("prefix_caching", "keep prompt prefixes, and hand over only what the decode instance lacks",
+                       choices=("off", "on"), default="off")
 
 # --- Base P/D -------------------------------------------------------------------------------------------------------
 
@@ -36,11 +38,11 @@ def route_class_blind(view):
     shortest step."""
     state = view.state
     if state.requests[view.request].status < s.WAITING:
-        return least_backlog(state, True)
+        return least_backlog(state, view.request, True)
     return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first within a bound
 
 
-base_pd = Policy("base_pd", (PREFILL_TOKENS,), class_blind=True, route=route_class_blind)
+base_pd = Policy("base_pd", (PREFILL_TOKENS, PREFIX_CACHING), class_blind=True, route=route_class_blind)
 
 
 # --- Online priority ------------------------------------------------------------------------------------------------

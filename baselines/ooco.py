@@ -52,6 +52,8 @@ PARAMS = (
     Param("gate_window", "waiting offline requests that the gate considers", 1, 1024),
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
     Param("layer_resume", "an interrupted prefill resumes at the layer reached (future work in 3.4.1)", 0, 1),
+    Param("prefix_caching", "keep prompt prefixes, and hand over only what a strict instance lacks; not in the paper",
+          choices=("off", "on"), default="off"),
 )
 P = slots(PARAMS)
 

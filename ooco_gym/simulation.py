@@ -254,9 +254,11 @@ def with_rule(policy: Policy, cluster: Cluster) -> Policy:
 def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, policy: Policy) -> tuple[str, ...]:
     """Sentences on settings of the cluster that the policy does not use."""
     notes = []
-    if sim_config.offloading_bytes and not state.blocks.size:
+    if sim_config.offloading_bytes and not state.tier.size:
+        why = (f"policy '{policy.name}' has none here (prefix_caching)" if not state.blocks.size else
+               "relaxed and strict instances keep theirs on chips alone")
         notes.append(f"kv_offloading_gib={cluster.kv_offloading_gib:g} is not used: it is memory for a prefix cache, "
-                     f"and policy '{policy.name}' has none here (prefix_caching)")
+                     f"and {why}")
     if policy.kept_by is not None and not state.blocks.size:
         notes.append(f"retention={policy.kept_by.name} is not used: it orders a prefix cache, and policy "
                      f"'{policy.name}' has none here (prefix_caching)")
@@ -272,8 +274,7 @@ def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
     share = sharing_ratio(trace) or 0.0
     if share < NOTED_SHARE:
         return ()
-    kept = ("instances of pools keep no prefix cache" if not policy.mixed else
-            f"policy '{policy.name}' recomputes them (policy.prefix_caching=on caches them, as vLLM does by default)"
+    kept = (f"policy '{policy.name}' recomputes them (policy.prefix_caching=on caches them, as engines do by default)"
             if "prefix_caching" in policy.values else f"policy '{policy.name}' has no prefix cache")
     return (f"{100 * share:.0f} % of the trace's prompt tokens lie in prefixes of an earlier prompt, and {kept}",)
 

@@ -7,6 +7,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import flush, flush_totals, urgent_load
 from ooco_gym.sim.lanes import gather_lengths
+from ooco_gym.sim.pool_caches import caches, settle, uncached_tokens
 
 __all__ = ["blocks_for", "flush", "flush_totals", "gather_lengths", "length", "predict_decode", "predict_prefill"]
 
@@ -84,15 +85,20 @@ def shortest(view):
 
 
 @inner
-def least_backlog(state, online):
-    """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing)."""
-    best, least = 0, s.NEVER
+def least_backlog(state, slot, online):
+    """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing); with prefix
+    caches, of that and the request's own prefill (Mooncake, arXiv 2407.00079, Algorithm 1)."""
+    best, least, cached = 0, s.NEVER, caches(state)
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         tokens = spec.online_waiting_tokens if online else spec.online_waiting_tokens + spec.offline_waiting_tokens
         backlog = predict_prefill(state, instance, tokens) if tokens > 0 else 0
         if online and (spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE):
             backlog += spec.end_ps - state.clock.now_ps
+        if cached:
+            flush_totals(state, instance)
+            settle(state, instance)
+            backlog += predict_prefill(state, instance, uncached_tokens(state, instance, slot))
         if backlog < least:
             best, least = instance, backlog
         if least == 0:  # none has less
@@ -158,7 +164,7 @@ def route_by_class(state, slot, bound_ps):
     instance; offline ones stay."""
     request = state.requests[slot]
     if request.status < s.WAITING:
-        return least_backlog(state, request.urgent)
+        return least_backlog(state, slot, request.urgent)
     if request.urgent:
         return lightest_strict(state, slot, bound_ps)
     return s.STAY

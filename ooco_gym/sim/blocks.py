@@ -226,8 +226,13 @@ def new_table(state, instance, slot):
 @inner
 def append_new_blocks(state, instance, slot, more):
     """Takes `more` blocks for a request, at the end of its table."""
-    request = state.requests[slot]
-    index = _table_index(state, request.row) + request.blocks
+    append_from(state, instance, state.requests[slot].row, state.requests[slot].blocks, more)
+
+
+@inner
+def append_from(state, instance, row, first, more):
+    """Takes `more` blocks for a block table of `first` ones, at its end."""
+    index = _table_index(state, row) + first
     for i in range(more):
         block = _get_new_block(state, instance)
         state.blocks[instance, block].references = 1

@@ -11,6 +11,7 @@ from ooco_gym.sim.batch import advance, begin_lanes, begin_records, steps_in_mem
 from ooco_gym.sim.costs import decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.lanes import ENDED, FINISH, WRITTEN, drop_lanes, laned, may_run_on_lanes, write_down, write_record
 from ooco_gym.sim.memory import cancel_reservation, finish, measured, take_blocks
+from ooco_gym.sim.pool_caches import caches, settle
 from ooco_gym.sim.queues import add_dispatch, leave_decodable, remove_member, schedule, stop_at_layer
 
 
@@ -163,6 +164,8 @@ def end_run(state, instance):
     if spec.left > 0:
         return 0
     finished = _finished_on_lanes(state, instance) if spec.lanes else _finished(state, instance)
+    if finished > 0 and caches(state):
+        settle(state, instance)
     for i in range(finished):
         slot = state.picks[i]
         request = state.requests[slot]
@@ -171,6 +174,9 @@ def end_run(state, instance):
         else:
             spec.leaving -= 1
             target = request.target
+            if caches(state):
+                flush_totals(state, target)
+                settle(state, target)
             cancel_reservation(state, slot)
             wake(state, target)
         remove_member(state, instance, slot)

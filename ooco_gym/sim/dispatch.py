@@ -15,6 +15,7 @@ from ooco_gym.sim.decode import cut, flush, flush_all, flush_totals, start_run, 
 from ooco_gym.sim.lanes import WRITTEN, member_count, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
+from ooco_gym.sim.pool_caches import caches, settle
 from ooco_gym.sim.prefill import (
     drop_suspended,
     new_token,
@@ -121,6 +122,8 @@ def ask(state, point, instance, slot, count, hook):
 def evict_from(state, instance, slot):
     """Evicts a resident request from any batch; the present step goes on without it."""
     flush(state, instance)
+    if caches(state):
+        settle(state, instance)
     cut(state, instance)
     leave_batch(state, instance, slot)
     origin = state.requests[slot].origin

@@ -9,7 +9,8 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host, pair_release, paired
 from ooco_gym.sim.blocks import free_table, note_demand, tracked
-from ooco_gym.sim.costs import steady
+from ooco_gym.sim.costs import length, steady
+from ooco_gym.sim.pool_caches import caches, close_there, keep_prefix
 from ooco_gym.sim.queues import enqueue, leave_decodable, leave_push_queue, note_eviction, remove_member
 from ooco_gym.sim.sessions import closed, release
 
@@ -140,6 +141,8 @@ def free_blocks(state, slot, wanted):
     if paired(state):
         free = np.int64(pair_release(state, request.instance, slot))
     elif tracked(state) and request.row >= 0:
+        if caches(state) and request.status != s.PREFILLING:
+            keep_prefix(state, slot, length(state, slot) - 1)
         free = np.int64(free_table(state, request.instance, slot, wanted))
     take_blocks(state, request.instance, -free)
     request.blocks = 0
@@ -150,7 +153,7 @@ def cancel_reservation(state, slot):
     """Returns the blocks reserved at a request's destination."""
     request = state.requests[slot]
     target = state.instances[request.target]
-    take_blocks(state, request.target, -request.target_blocks)
+    take_blocks(state, request.target, -(close_there(state, slot) if caches(state) else request.target_blocks))
     target.arriving -= 1
     target.arriving_context -= request.target_context
     if not request.urgent:

@@ -34,7 +34,8 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
         blocks = max(*(table.kv_blocks for table in tables), *offloaded_blocks(trace, tables, sim))
-        sizes["tiers"] = 1 + (sim.offloading_bytes > 0)
+        mixed = "max_num_seqs" in settings
+        sizes |= {"tiers": 1 + (mixed and sim.offloading_bytes > 0), "owners": 0 if mixed else n}
         rows, row_size, index = _kv_sizes(trace, blocks, settings, sim.max_batch, sim.block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
         if sim.retention.order not in (LRU, TASK):
@@ -60,7 +61,8 @@ def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch:
               block_tokens: int) -> tuple[int, int, int]:
     """(Number of block tables, blocks in each, index entries: a power of two, at least twice the
     blocks)."""
-    rows = min(settings.get("max_num_seqs", max_batch), max_batch) + 1
+    seats = settings.get("max_num_seqs", 0)  # pools have none: of members, of a prefill and of a suspended one
+    rows = (min(seats, max_batch) if seats else 2 * max_batch) + 1
     longest = int((trace.prompt_tokens.astype(np.int64) + trace.output_tokens).max()) if len(trace) else 1
     row_size = min(blocks, -(-(longest + 1) // block_tokens) + 1)
     return rows, row_size, 1 << int(2 * blocks - 1).bit_length()

@@ -8,6 +8,7 @@ from ooco_gym.sim.batch import itl_bin
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.lanes import WRITTEN
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, finish, free, measured, take_blocks
+from ooco_gym.sim.pool_caches import caches, keep_prefix, open_table, settle, uncached_tokens
 from ooco_gym.sim.queues import add_member, add_task, dequeue, enqueue, has_capacity, schedule, stop_at_layer
 
 
@@ -24,11 +25,17 @@ def prefill_fits(state, instance, slot):
 
 
 @inlined
+def new_tokens(state, slot):
+    """Tokens that a request's prefill computes: those of its context that it did not find in a prefix cache."""
+    return length(state, slot) - state.requests[slot].num_computed_tokens
+
+
+@inlined
 def _admit(state, instance, slot, index):
     request = state.requests[slot]
     dequeue(state, instance, slot)
     request.blocks = prompt_blocks(state, slot)
-    take_blocks(state, instance, request.blocks)
+    take_blocks(state, instance, open_table(state, instance, slot) if caches(state) else request.blocks)
     request.status = s.PREFILLING
     state.members[s.BATCH, instance, index] = slot
 
@@ -38,24 +45,26 @@ def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its
     class."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
+    if caches(state):
+        settle(state, instance)
     spec.unwritten = WRITTEN
-    tokens = length(state, chosen)
-    rows, work = prompt_rows(state, spec.table, tokens), prompt_work(state, spec.table, tokens, tokens)
     _admit(state, instance, chosen, 0)
-    size = 1
+    tokens, context, size = new_tokens(state, chosen), length(state, chosen), 1
+    rows, work = prompt_rows(state, spec.table, tokens), prompt_work(state, spec.table, tokens, context)
     slot = spec.online_head if urgent else spec.offline_head
     while slot >= 0 and tokens < state.config.prefill_tokens:
         following = state.requests[slot].next
-        more = length(state, slot)
-        if tokens + more > state.config.prefill_tokens:
+        if tokens + uncached_tokens(state, instance, slot) > state.config.prefill_tokens:
             break
         lists_full = size + spec.urgent_members + spec.offline_members >= state.members.shape[2]
         if lists_full or not prefill_fits(state, instance, slot):
             break
         _admit(state, instance, slot, size)
+        more, whole = new_tokens(state, slot), length(state, slot)
         tokens += more
+        context += whole
         rows += prompt_rows(state, spec.table, more)
-        work += prompt_work(state, spec.table, more, more)
+        work += prompt_work(state, spec.table, more, whole)
         size += 1
         slot = following
     spec.activity = s.PREFILL_ONLINE if urgent else s.PREFILL_OFFLINE
@@ -63,7 +72,7 @@ def start_prefill(state, instance, chosen):
     spec.running = size
     spec.context = tokens
     spec.steps = 1
-    _time_prefill(state, instance, prefill_latency(state, spec.table, work, rows, tokens, tokens, size))
+    _time_prefill(state, instance, prefill_latency(state, spec.table, work, rows, tokens, context, size))
 
 
 @inlined
@@ -81,15 +90,16 @@ def _time_prefill(state, instance, latency):
 def resume_prefill(state, instance):
     """Resumes the suspended batch at the layer that it had reached (`layer_resume`)."""
     spec = state.instances[instance]
-    tokens, rows, work, spec.unwritten = 0, 0, 0.0, WRITTEN
+    tokens, context, rows, work, spec.unwritten = 0, 0, 0, 0.0, WRITTEN
     for i in range(spec.suspended):
         slot = state.members[s.SUSPENDED, instance, i]
         state.members[s.BATCH, instance, i] = slot
-        more = length(state, slot)
+        more = new_tokens(state, slot)
         tokens += more
+        context += length(state, slot)
         rows += prompt_rows(state, spec.table, more)
-        work += prompt_work(state, spec.table, more, more)
-    whole = prefill_latency(state, spec.table, work, rows, tokens, tokens, spec.suspended)
+        work += prompt_work(state, spec.table, more, length(state, slot))
+    whole = prefill_latency(state, spec.table, work, rows, tokens, context, spec.suspended)
     layers = state.tables[spec.table].layers
     spec.activity = s.PREFILL_OFFLINE
     spec.batch_size = spec.suspended
@@ -116,11 +126,13 @@ def drop_suspended(state, instance):
     """Gives up a suspended prefill whose memory is needed; its computed layers are lost."""
     spec = state.instances[instance]
     layers = state.tables[spec.table].layers
+    if caches(state):
+        settle(state, instance)
     spec.context, spec.unwritten = 0, WRITTEN
     for i in range(spec.suspended):
         slot = state.members[s.SUSPENDED, instance, i]
         state.members[s.BATCH, instance, i] = slot
-        spec.context += length(state, slot)
+        spec.context += new_tokens(state, slot)
     spec.running = spec.suspended
     spec.suspended = 0
     _waste_time(state, instance, spec.suspended_ps)
@@ -136,7 +148,7 @@ def _give_back(state, instance, layers_done, layers):
     for i in range(spec.running - 1, -1, -1):
         slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
-        lost = length(state, slot) * layers_done // layers
+        lost = new_tokens(state, slot) * layers_done // layers
         request.wasted_tokens += lost
         if measured(state):
             state.totals.wasted_tokens += lost
@@ -172,7 +184,7 @@ def _waste_time(state, instance, elapsed_ps):
     spec.wasted_ps += elapsed_ps
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
-        charge_waste(state, slot, 0, int(elapsed_ps * (length(state, slot) / spec.context)))
+        charge_waste(state, slot, 0, int(elapsed_ps * (new_tokens(state, slot) / spec.context)))
 
 
 @inner
@@ -191,6 +203,8 @@ def charge_waste(state, slot, tokens, time_ps):
 def end_prefill(state, instance):
     """Ends a prefill, or a stopped one: sets first tokens, and adds tasks to place the requests."""
     spec = state.instances[instance]
+    if caches(state):
+        settle(state, instance)
     now, online = state.clock.now_ps, spec.activity == s.PREFILL_ONLINE
     spec.activity = s.IDLE
     if spec.interrupted:
@@ -208,8 +222,11 @@ def end_prefill(state, instance):
         slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
         if request.kv_lost:
-            charge_waste(state, slot, length(state, slot), int(elapsed * (length(state, slot) / spec.context)))
+            computed = new_tokens(state, slot)
+            charge_waste(state, slot, computed, int(elapsed * (computed / spec.context)))
             request.kv_lost = 0
+        if caches(state):
+            keep_prefix(state, slot, length(state, slot))
         if request.generated_tokens > 0 or state.config.decode_first_token == 0 or request.output_tokens == 1:
             new_token(state, slot, now)
         if request.generated_tokens >= request.output_tokens:

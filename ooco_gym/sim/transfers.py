@@ -13,6 +13,7 @@ from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import cut, flush_totals, wake
 from ooco_gym.sim.lanes import write_batch, write_slot
 from ooco_gym.sim.memory import free, measured, take_blocks
+from ooco_gym.sim.pool_caches import arrive, caches, moved_tokens, open_there, settle
 from ooco_gym.sim.queues import (
     NONE,
     add_member,
@@ -41,7 +42,10 @@ def reserve(state, slot, target):
     request, spec = state.requests[slot], state.instances[target]
     request.target = target
     request.target_blocks = blocks_there(state, slot)
-    take_blocks(state, target, request.target_blocks)
+    if caches(state):
+        flush_totals(state, target)
+        settle(state, target)
+    take_blocks(state, target, open_there(state, slot, target) if caches(state) else request.target_blocks)
     if not fits_for_sure(state, target, spec.steps):
         flush_totals(state, target)
         cut(state, target)  # the run may lack the memory that it was planned with
@@ -105,7 +109,7 @@ def _next_transfer(state, index):
         return
     link.current = slot
     table = state.tables[state.instances[link.source].table]
-    kv_bytes = (length(state, slot) - 1) * table.kv_bytes_per_token  # the newest token has no KV entry yet
+    kv_bytes = moved_tokens(state, slot) * table.kv_bytes_per_token
     duration = max(1, int(kv_bytes / link.bytes_per_s * s.PS_PER_S))
     link.busy_ps += duration
     schedule(state, source, state.clock.now_ps + duration)
@@ -118,12 +122,17 @@ def end_transfer(state, index):
     link = state.links[index]
     slot = link.current
     request = state.requests[slot]
+    if caches(state):
+        flush_totals(state, link.source)
+        settle(state, link.source)
     remove_member(state, link.source, slot)
     free(state, slot)
     request.instance = link.target
     request.blocks = request.target_blocks
     request.target = -1
     request.target_blocks = 0
+    if caches(state):
+        arrive(state, slot)
     if request.generated_tokens > 0 or state.config.handover_ps == 0:
         _land(state, slot)
     else:

@@ -17,7 +17,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "gate": st.sampled_from(("cost", "saturation", "always")),
         "overload": st.sampled_from(("best_effort", "sacrifice")),
         "evict": st.sampled_from(("bottleneck", "longest", "shortest")), "gate_window": st.integers(1, 8),
-        "prefill_tokens": st.sampled_from((1, 512, 2048)), "layer_resume": st.integers(0, 1)},
+        "prefill_tokens": st.sampled_from((1, 512, 2048)), "layer_resume": st.integers(0, 1),
+        "prefix_caching": st.sampled_from(("off", "off", "on"))},
     "slack": {
         "growth": st.sampled_from((0.0, 0.1, 1.0)), "bank": st.sampled_from((0.0, 1.0, 2.0)),
         "slo_margin": st.sampled_from((0.5, 1.0)),
@@ -37,7 +38,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "stop_share": st.sampled_from((0.5, 0.98)), "estimate_every": st.integers(1, 3),
         "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "gate_window": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
-    "base_pd": {"prefill_tokens": st.sampled_from((512, 2048))},
+    "base_pd": {"prefill_tokens": st.sampled_from((512, 2048)), "prefix_caching": st.sampled_from(("off", "on"))},
     "online_priority": {"batch_cap": st.sampled_from((0, 1, 3, 8)), "interrupt": st.sampled_from(("never", "always")),
                         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
 }

@@ -6,7 +6,9 @@ import numpy as np
 
 from ooco_gym.sim import state as s
 from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, UNKNOWN
+from ooco_gym.sim.pool_caches import ROW_THERE, TABLED
 from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
+from tests.sim.pool_checks import queued
 
 HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING, s.HANDED_OVER)
 LISTED = (s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
@@ -24,6 +26,28 @@ def chain(requests: np.ndarray, head: int, tail: int) -> list[int]:
     return slots
 
 
+def check_tables(state: s.State, instance: int) -> None:
+    """Blocks of prefix caches: each is in as many tables as it says, or in the queue of free ones; of the latter, some
+    are taken by a run that has not been settled."""
+    requests, config = state.requests, state.config
+    here = np.isin(requests["status"], HOLDING) & (requests["instance"] == instance)
+    tables = [(row, count) for row, count in zip(requests["row"][here], state.owned[here, TABLED], strict=True)]
+    there = requests["target"] == instance
+    tables += list(zip(state.owned[there, ROW_THERE], requests["target_blocks"][there], strict=True))
+    begin, blocks, readers = int(config.index_size + 2 * s.LEVELS + config.block_tables), state.blocks[instance], []
+    assert len({row for row, _ in tables}) == len(tables)
+    for row, count in tables:
+        place = begin + int(row) * int(config.blocks_per_table)
+        readers += state.kv[instance, place : place + int(count)].tolist()
+    references = np.bincount(np.array(readers, int), minlength=len(blocks))
+    assert np.array_equal(blocks["references"], references)
+    free, spec = queued(state, instance), state.instances[instance]
+    assert len(np.unique(free)) == len(free) and (references[free] == 0).all()
+    assert len(free) + np.count_nonzero(references) == spec["total_blocks"]
+    unsettled = int((requests["blocks"][here] - state.owned[here, TABLED]).sum())
+    assert spec["free_blocks"] == len(free) - unsettled
+
+
 def check_memory(state: s.State) -> None:
     requests = state.requests
     holds = np.isin(requests["status"], HOLDING)
@@ -32,7 +56,10 @@ def check_memory(state: s.State) -> None:
     for i, spec in enumerate(state.instances):
         held = int(requests["blocks"][holds & (requests["instance"] == i)].sum())
         reserved = int(requests["target_blocks"][requests["target"] == i].sum())
-        assert held + reserved == spec["total_blocks"] - spec["free_blocks"]
+        if state.blocks.shape[1]:
+            check_tables(state, i)
+        else:
+            assert held + reserved == spec["total_blocks"] - spec["free_blocks"]
         assert spec["free_blocks"] >= 0
         assert (requests["blocks"][holds & (requests["instance"] == i)] > 0).all()
     size = state.config.block_tokens

@@ -72,7 +72,8 @@ def test_requests_of_no_session_share_prompts_alone(tmp_path) -> None:
 
 @pytest.mark.parametrize(("cluster", "policy", "words"), [
     ("mixed_7b", "deadline", "policy 'deadline' recomputes them (policy.prefix_caching=on caches them"),
-    ("mixed_7b", "bros", "policy 'bros' has no prefix cache"), ("pair_7b", "ooco", "pools keep no prefix cache"),
+    ("mixed_7b", "bros", "policy 'bros' has no prefix cache"), ("pair_7b", "ooco", "policy 'ooco' recomputes them"),
+    ("pair_7b", "online_priority", "policy 'online_priority' has no prefix cache"),
     ("mixed_7b", "vllm_fcfs", ""),
 ])
 def test_a_trace_with_prefixes_is_noted_where_nothing_keeps_them(tmp_path, cluster, policy, words) -> None:

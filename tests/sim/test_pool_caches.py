@@ -1,0 +1,63 @@
+"""Prefix caches of pools: what is computed and moved, by hand; that nothing leaks, and that runs stay one event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ooco_gym.perf import cost_table, prefill_latency_ps
+from ooco_gym.sim import state as s
+from ooco_gym.workload import Trace
+from tests.sim.episodes import setups
+from tests.sim.harness import Episode, Setup, differences
+from tests.sim.invariants import check
+from tests.sim.test_blocks import ROWS, shared_trace
+
+LINK = 25e9
+
+
+def second_asks(tokens: int, more: int, **columns: Any) -> Trace:
+    """Two requests, ten seconds apart, with the same first `tokens`; the second has `more`."""
+    names = np.arange(1, tokens // 16 + 1)
+    return Trace(np.array([0.0, 10.0]), np.array([tokens, tokens + more], np.int32), np.array([16, 16], np.int32),
+                 np.array([True, True]), prefix_hashes=(np.array([0, len(names), 2 * len(names)]), np.tile(names, 2)),
+                 block_tokens=16, **columns)
+
+
+@pytest.mark.parametrize("policy", ["base_pd", "ooco"])
+def test_a_second_turn_computes_and_moves_what_is_new(policy: str) -> None:
+    """8,000 shared tokens, 100 new ones: 500 blocks are found on either side."""
+    played = Episode(Setup((), policy=policy, values=(("prefix_caching", "on"),)), trace=second_asks(8000, 100)).play()
+    first, second = played.state.requests
+    assert (first["cached_tokens"], second["cached_tokens"]) == (0, 8000)
+    table = cost_table(played.machines[0].deployment, 64)
+    for request, new, context in ((first, 8000, 8000), (second, 100, 8100)):
+        assert request["first_token_ps"] - request["arrival_ps"] == prefill_latency_ps(table, [(new, context)])
+    moved_ps = [max(1, int(tokens * table.kv_bytes_per_token / LINK * s.PS_PER_S)) for tokens in (8000, 100)]
+    assert played.state.links["busy_ps"].sum() == sum(moved_ps)
+    assert (played.state.instances["free_blocks"] == played.state.instances["total_blocks"]).all()
+
+
+@st.composite
+def cached(draw: st.DrawFn) -> tuple[Setup, Trace]:
+    setup = draw(setups(("base_pd", "ooco"), noisy=False))
+    values = dict(setup.values) | {"prefix_caching": "on"}
+    return setup.with_(values=tuple(values.items()), sessions=(), clients=0), shared_trace(draw(ROWS))
+
+
+@given(cached())
+def test_everything_holds_after_every_event(case: tuple[Setup, Trace]) -> None:
+    setup, trace = case
+    for state in Episode(setup, trace=trace).events(2000):
+        check(state)
+
+
+@given(cached())
+def test_runs_and_single_steps_are_the_same(case: tuple[Setup, Trace]) -> None:
+    setup, trace = case
+    runs, steps = (Episode(setup, trace=trace, bulk=bulk).play().state for bulk in (True, False))
+    assert not differences(runs, steps)
