@@ -26,13 +26,13 @@ import numpy as np
 
 from baselines.deadline import PARAMS, P, Shares, compose_within, route
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import steady
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.engine_features import engine_row, engine_stack
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.weights import Layout, SetsParameters
 from ooco_gym.runtime.features import BLOCKS_S, ENGINE
-from ooco_gym.sim.costs import steady
 from ooco_gym.sim.state import PS_PER_S
 
 

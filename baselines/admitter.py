@@ -58,6 +58,7 @@ import numpy as np
 from baselines.deadline import PARAMS, compose_within, fewest_of, settings_of
 from ooco_gym.compile import inlined, inner
 from ooco_gym.errors import UserError
+from ooco_gym.perf.latency import steady
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import (
     GIVEN,
@@ -79,7 +80,7 @@ from ooco_gym.policy.orders import ORDERS, PREFIX, SHORTEST, order_score
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import prompt_names
-from ooco_gym.sim.costs import length, steady
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.step_actions import num_free_blocks
 from ooco_gym.sim.waiting import rank_of
 

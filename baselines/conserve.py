@@ -30,6 +30,7 @@ import numpy as np
 
 from baselines.vllm_v1 import SCHEDULE_PARAMS
 from ooco_gym.compile import inner
+from ooco_gym.perf.latency import NO_SUMS
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, hook
 from ooco_gym.policy.latency_budget import (
     OFFLINE_CLASS,
@@ -46,7 +47,6 @@ from ooco_gym.policy.latency_budget import (
 from ooco_gym.policy.mixed import CHECKPOINT, admit, checkpoint, get_computed_tokens
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import predict_prefill, route_fewest_requests, tpot_bound
-from ooco_gym.sim.mixed import NO_SUMS
 from ooco_gym.sim.state import BATCH, KEEP, NEVER, PS_PER_S, STOP
 
 PARAMS = (

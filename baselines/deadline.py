@@ -46,13 +46,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums, steady, sums_latency
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, FillLimits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.mixed import begins_ps
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length
-from ooco_gym.sim.costs import predict_prefill, steady
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
+from ooco_gym.sim.costs import predict_prefill
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RECOMPUTE, SWAP
 
 PARAMS = (

@@ -37,6 +37,7 @@ priority.
 import numpy as np
 
 from ooco_gym.compile import inner
+from ooco_gym.perf.latency import NO_SUMS
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.latency_budget import (
     OFFLINE_CLASS,
@@ -62,7 +63,6 @@ from ooco_gym.policy.mixed import (
 )
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length, route_fewest_requests
-from ooco_gym.sim.mixed import NO_SUMS
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RESIDENT
 
 PARAMS = (

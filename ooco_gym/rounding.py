@@ -22,7 +22,7 @@ def steady(values: Any) -> Any:
     """Rounds values to single precision, as float64: at most 2⁻²⁵ off, far above the last of 53
     bits.
 
-    `sim.costs.steady` is the same in compiled code.
+    `perf.latency.steady` is the same in compiled code.
     """
     return np.float64(np.float32(values))
 

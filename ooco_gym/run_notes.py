@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ooco_gym.metrics.summary import infeasible_words
-from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.perf.validity import clock_line
+from ooco_gym.perf.engine_clock import EngineClock, clock_line
 from ooco_gym.policy import policy_of
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
 from ooco_gym.report import joined, show_notes

@@ -5,10 +5,11 @@ Ours. conf/retention/by_type.yaml has those for the clients of Retention-v1; tho
 
 import math
 
+from ooco_gym.perf.latency import steady
 from ooco_gym.policy.decisions import RETAIN, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.retention import client, microseconds, new_tokens, turn
-from ooco_gym.sim.costs import length, steady
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.state import PARAMS as FIRST
 
 CLIENTS = 4  # clients with a weight of their own, the first ones

@@ -6,10 +6,10 @@ are a prefix of its prompt; new tokens are those after the longest prefix that i
 
 import math
 
+from ooco_gym.perf.latency import steady
 from ooco_gym.policy.decisions import RETAIN, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.retention import microseconds, new_tokens, turn
-from ooco_gym.sim.costs import steady
 from ooco_gym.sim.state import PARAMS as FIRST
 
 PARAMS = (Param("turn_s", "seconds of each turn of a conversation after the first, up to the fifth", -1e5, 1e5,

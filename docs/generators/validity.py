@@ -219,8 +219,8 @@ def _errors(base: Measured, one: Measured) -> dict[str, Any]:
 # --- The recorded run -------------------------------------------------------------------------------------------------
 def measure_replayed(given: argparse.Namespace) -> Rowed:
     """Errors of the recorded run's means, served again on a chip that was calibrated from kernel times alone."""
-    from experiments.engines.recorded import read_run
-    from experiments.engines.replay import degree_of, model_of, replay
+    from ooco_gym.calibrate.replay import degree_of, model_of, replay
+    from ooco_gym.calibrate.served import read_run
 
     files = [given.data / RUN / name for name in RUN_FILES] if given.data else []
     if not files or not all(path.is_file() for path in files):

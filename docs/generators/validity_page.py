@@ -16,7 +16,7 @@ from ooco_gym.report import NONE, minus, percent
 
 FIGURES, PAGE = Path("results", "validity.json"), Path("docs", "validity.md")
 CLOCKS = Path("conf", "validity.yaml")
-"""What commands say of their clock (`ooco_gym.perf.validity`)."""
+"""What commands say of their clock (`ooco_gym.perf.engine_clock`)."""
 CASES = Path(__file__).with_name("published.yaml")
 BEGIN = "<!-- Written by `make validity` from results/validity.json. -->"
 BEGIN_PUBLISHED = "<!-- Written by `make validity` from docs/generators/published.yaml and results/validity.json. -->"

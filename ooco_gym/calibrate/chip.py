@@ -15,6 +15,7 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
 from ooco_gym.perf.chip import ChipSpec, link_of, list_chips, load_chip, load_link
 from ooco_gym.perf.kernels import ExtendedParameters
+from ooco_gym.perf.model import list_models, model_named
 
 ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "a100_pairwise_nvlink": "a100_80g",
            "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}
@@ -122,6 +123,18 @@ def _to_four_figures(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _to_four_figures(one) for key, one in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def known_model(name: Any, folder: Path) -> str:
+    """Returns our name of a model that a folder's `engine.json` names.
+
+    Raises:
+        UserError: it is none of ours.
+    """
+    if found := model_named(str(name)):
+        return found
+    raise UserError(f"'{folder / 'engine.json'}' names the model '{name}', which is none of "
+                    f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
 
 
 def chip_named(device: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from ooco_gym.calibrate.fitting import Fitted, Free, alike, folds, least_squares, sample, started
 from ooco_gym.calibrate.operators import OPERATORS, fit_kernels, parameters
 from ooco_gym.calibrate.rows import CACHED_BYTES, EXPERTS, LATENT, Rows
-from ooco_gym.calibrate.times import canonical, latent_linears_s, latent_shape
+from ooco_gym.calibrate.times import attention_s, canonical, latent_linears_s, latent_shape
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec, list_models, load_model
@@ -332,11 +332,7 @@ def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
                     seconds[mask] += one.layers * latent_linears_s(
                         found["gemm" + one.bits], one.model, one.tp, part.tokens, 1.0 if one.bits else 2.0)
                 kernel = f"latent_{phase}" if one.latent else f"{phase}_attention"
-                form = getattr(kernels, f"{phase}_attention")(found[kernel], *shape)
-                total = part.batch * part.context
-                sums = ([part.batch * each for each in form.of_prompts(part.q, part.context)] if phase == "prefill"
-                        else [total, part.batch, total, part.batch])
-                seconds[mask] += one.layers * form.seconds(*sums)
+                seconds[mask] += one.layers * attention_s(found[kernel], shape, phase, part.batch, part.q, part.context)
     return seconds
 
 

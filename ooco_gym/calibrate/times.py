@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +45,19 @@ def _heads(rows: Rows) -> list[tuple[np.ndarray, tuple[float, float, float]]]:
             for index in parts]
 
 
+def attention_s(p: Any, shape: Sequence[float], phase: Phase, batch: np.ndarray, q: np.ndarray, context: np.ndarray
+                ) -> np.ndarray:
+    """Returns times of attention of one shape, of `batch` requests with `q` new tokens and `context` tokens each."""
+    form = getattr(kernels, f"{phase}_attention")(p, *shape)
+    total = batch * context
+    return form.seconds(*([batch * each for each in form.of_prompts(q, context)] if phase == "prefill"
+                          else [total, batch, total, batch]))
+
+
+def _sizes(rows: Rows, index: np.ndarray) -> list[np.ndarray]:
+    return [rows[name][index] for name in ("batch", "q_len", "context_len")]
+
+
 def gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
     """Returns times of 16-bit linear layers."""
     return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"])
@@ -52,19 +65,17 @@ def gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
 
 def prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
     """Returns times of prefill attention."""
-    batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], np.empty(len(rows))
+    found = np.empty(len(rows))
     for index, heads in _heads(rows):
-        form = kernels.prefill_attention(p, *heads)
-        found[index] = form.seconds(*(batch[index] * each for each in form.of_prompts(q[index], kv[index])))
+        found[index] = attention_s(p, heads, "prefill", *_sizes(rows, index))
     return found
 
 
 def decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
     """Returns times of decode attention."""
-    batch, total, found = rows["batch"], rows["batch"] * rows["context_len"], np.empty(len(rows))
+    found = np.empty(len(rows))
     for index, heads in _heads(rows):
-        found[index] = kernels.decode_attention(p, *heads).seconds(total[index], batch[index], total[index],
-                                                                   batch[index])
+        found[index] = attention_s(p, heads, "decode", *_sizes(rows, index))
     return found
 
 
@@ -83,13 +94,9 @@ def experts_s(weight_bytes: float) -> Callable[[Any, Rows], np.ndarray]:
 def latent_s(phase: Phase) -> Callable[[Any, Rows], np.ndarray]:
     """Returns a function for latent attention with its linear layers, given the attention's parameters."""
     def seconds(p: Any, rows: Rows) -> np.ndarray:
-        batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], 1e-6 * rows["alone_us"]
+        found = 1e-6 * rows["alone_us"]
         for index, shape in _latents(rows, phase):
-            form = getattr(kernels, f"{phase}_attention")(p, *shape)
-            total = batch[index] * kv[index]
-            sums = ([batch[index] * each for each in form.of_prompts(q[index], kv[index])] if phase == "prefill"
-                    else [total, batch[index], total, batch[index]])
-            found[index] += form.seconds(*sums)
+            found[index] += attention_s(p, shape, phase, *_sizes(rows, index))
         return found
     return seconds
 

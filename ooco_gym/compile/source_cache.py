@@ -41,8 +41,8 @@ from ooco_gym.private import not_private
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A function is built from its own level and earlier ones, following imports.
-LEVELS = ("sim", "policy", "envs")
-RULES = 2                   # levels that a rule outside the package uses: simulator and policy helpers
+LEVELS = ("perf/latency.py", "sim", "policy", "envs")
+RULES = 3                   # levels that a rule outside the package uses: latencies, simulator and policy helpers
 KEPT = 8                    # folders of older digests kept per source file
 DIGEST_BYTES = 16           # at the start of each cache file
 
@@ -198,8 +198,9 @@ def _levels(path: Path) -> int:
 def core_digest(package: Path, levels: int) -> bytes:
     """Digest of the sources in the first `levels` levels of the compiled core, read once per
     process."""
-    folders = [package / folder for folder in ("compile", *LEVELS[:levels])]
-    paths = [path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind)]
+    places = [package / one for one in ("compile", *LEVELS[:levels])]
+    paths = [path for place in places for path in ([place] if place.is_file() else place.rglob("*"))
+             if path.suffix in (".py", ".json")]
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         digest.update(str(path.relative_to(package)).encode() + b"\0")

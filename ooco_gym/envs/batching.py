@@ -17,6 +17,7 @@ from ooco_gym.envs.features import Feature, columns
 from ooco_gym.envs.reward import BLOCK_ARRIVED, BLOCK_VIOLATED, BUDGET
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, check_keys, is_number
+from ooco_gym.perf.latency import sums_latency
 from ooco_gym.policy.engine_features import (
     ALONE_PS,
     OFFLINE_PS,
@@ -31,7 +32,6 @@ from ooco_gym.policy.latency_budget import OFFLINE_CLASS, FillLimits, decodes, f
 from ooco_gym.policy.policy import Policy
 from ooco_gym.runtime.features import ACTION, ENGINE, Contracted
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
 # --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature ---------------------

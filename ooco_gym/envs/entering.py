@@ -17,6 +17,7 @@ from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, add_choice, add_spread
 from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums
 from ooco_gym.policy.engine_features import SLACKS, count_late
 from ooco_gym.policy.latency_budget import (
     OFFLINE_CLASS,
@@ -35,7 +36,6 @@ from ooco_gym.policy.latency_budget import (
 from ooco_gym.runtime.features import ENGINE, ENTRY
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.step_actions import get_computed_blocks, get_computed_tokens, has_seat, num_free_blocks
 from ooco_gym.sim.waiting import FIRST, SHORTEST, SHORTEST_LENGTH
 

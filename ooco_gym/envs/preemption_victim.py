@@ -16,13 +16,13 @@ from ooco_gym.envs.decision import Decision, add_choice, add_quantiles
 from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.vector import register
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums
 from ooco_gym.policy.latency_budget import OPEN_FIELDS, believed_latency, decodes
 from ooco_gym.policy.mixed import preempt, running_index
 from ooco_gym.policy.reclaiming import fits_host, lacking, private_blocks, relief
 from ooco_gym.runtime.features import ENGINE, VICTIM
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.state import ASK, BATCH, RECOMPUTE, SWAP
 
 # --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature, and computes

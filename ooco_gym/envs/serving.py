@@ -17,13 +17,13 @@ from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.stepping import base_pick
 from ooco_gym.envs.vector import register
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums
 from ooco_gym.policy.engine_features import NONE_MS, believed
 from ooco_gym.policy.latency_budget import believed_latency, decodes
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.runtime.features import ENGINE, TARGET
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.state import ROUTE
 from ooco_gym.sim.step_actions import get_computed_blocks, missing, num_free_blocks
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ooco_gym.perf.fields import at_least_0, read_fields
+from ooco_gym.perf.latency import attention_of, empty_tables, put_attention
 from ooco_gym.rounding import steady
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
@@ -399,15 +400,11 @@ class Attention(NamedTuple):
 
     def seconds(self, work: np.ndarray, rows: np.ndarray, context: np.ndarray, requests: np.ndarray) -> np.ndarray:
         """Returns seconds from the four sums, elementwise for arrays of batches."""
-        sums = np.stack(np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (work, rows, context, requests))), -1)
-        terms = np.maximum((sums[..., None, :] * self.roofs_s).sum(axis=-1), 0.0)
-        if self.split:  # chain and rereads cover a block's part of the earlier context
-            left_out = 1.0 - np.minimum(1.0, self.split * sums[..., 1])
-            sums[..., 2] -= left_out * np.maximum(sums[..., 2] - sums[..., 1], 0.0)
-        if self.critical_s:
-            mean = sums[..., 2] / np.maximum(sums[..., 3], 1.0)
-            terms = np.concatenate([terms, (self.critical_s * mean)[..., None]], axis=-1)
-        return self.launch_s + (sums * self.linear_s).sum(axis=-1) + norm(self.exponent, *np.moveaxis(terms, -1, 0))
+        sums = np.broadcast_arrays(*(np.asarray(one, np.float64) for one in (work, rows, context, requests)))
+        tables, found = empty_tables(0, 0), np.empty(sums[0].size)
+        put_attention(tables.tables[0], self, 1.0)
+        attention_of(tables, *(one.flatten() for one in sums), found)
+        return found.reshape(sums[0].shape)
 
 
 def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0,

@@ -1,5 +1,5 @@
-"""Cost tables: an iteration's latency in O(1) from a batch's sums, in integer picoseconds; also
-mixed iterations."""
+"""Cost tables: what the latency of an iteration (`ooco_gym.perf.latency`) is computed from, in integer picoseconds;
+latencies of arrays of iterations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from numpy.typing import ArrayLike
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.kernels import norm
+from ooco_gym.perf.latency import (
+    GRID_COLUMNS,
+    GRID_ROWS,
+    PS_PER_S,
+    Tables,
+    alone_of,
+    empty_tables,
+    iterations_of,
+    latencies_of,
+    put_attention,
+)
 from ooco_gym.perf.timing import OF_ALL_RANKS, Attention, MeasuredAttention, MixedKernel, Phase
 from ooco_gym.rounding import steady
 
 KEPT = 128  # number of tables, of some 0.2 MB each
-PS_PER_S = 1_000_000_000_000
 LONGEST_S = 1e6  # of an iteration: integer picoseconds hold it, and sums of several
 _SLOPE_SPAN = 1 << 20
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
-GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, in half octaves
 CONTEXTS = np.array([16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 65_536.0])
 """Mean contexts, in tokens, at which a curve and its lines are compared; denser if memory limits
 contexts."""
@@ -51,6 +59,7 @@ class CostTable(NamedTuple):
             0.
         prefill_slope_ps: per token beyond the table.
         attention: attention of a prefill iteration, in seconds, from sums over its prompts.
+        head_ps: int64[max_batch + 1], LM head by sequences that complete their prefill; [0] is 0.
         attention_grid: float64[GRID_ROWS, GRID_COLUMNS] if attention is measured: log2 of the ps of
             one prompt with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else
             empty.
@@ -58,7 +67,6 @@ class CostTable(NamedTuple):
             None: their times add up.
         decode_skew: seconds of a decode step per token by which its longest context exceeds the
             mean, and the batch from which that applies.
-        head_ps: int64[max_batch + 1], LM head by sequences that complete their prefill; [0] is 0.
         layers: transformer layers, the granularity of interruption.
         kv_blocks: KV blocks that fit beside the weights.
         kv_bytes_per_token: over the whole instance.
@@ -73,15 +81,15 @@ class CostTable(NamedTuple):
     prefill_ps: np.ndarray
     prefill_slope_ps: int
     attention: Attention
-    attention_grid: np.ndarray
-    mixed: MixedKernel | None
-    decode_skew: tuple[float, float]
     head_ps: np.ndarray
-    layers: int
-    kv_blocks: int
-    kv_bytes_per_token: int
-    bs_sat: int
-    shared_ps: np.ndarray
+    attention_grid: np.ndarray = np.zeros((0, 0))
+    mixed: MixedKernel | None = None
+    decode_skew: tuple[float, float] = (0.0, 0.0)
+    layers: int = 0
+    kv_blocks: int = 0
+    kv_bytes_per_token: int = 0
+    bs_sat: int = 0
+    shared_ps: np.ndarray = np.zeros(0, np.int64)
 
     # As keys of `lru_cache`, tables compare by identity; `cost_table` keeps them.
     __eq__ = object.__eq__
@@ -131,19 +139,19 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
         attention_lines = _lines_of(mixed.decode_s, batch, beside_s, contexts, rising=True)
     return CostTable(
         decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1]),
-        attention_lines=_whole_ps(attention_lines),
-        prefill_ps=_whole_ps(prefill_s),
+        attention_lines=whole_ps(attention_lines),
+        prefill_ps=whole_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
         attention=form.layered_attention(shard, "prefill")[0],
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
         mixed=mixed and mixed._replace(decode_s=None),
         decode_skew=form.decode_skew(shard),
-        head_ps=_whole_ps(head_s),
+        head_ps=whole_ps(head_s),
         layers=deployment.model.layers,
         kv_blocks=deployment.kv_blocks,
         kv_bytes_per_token=deployment.kv_bytes_per_token,
         bs_sat=deployment.bs_sat,
-        shared_ps=_whole_ps(_seconds(shared)) if shared else np.zeros(0, np.int64),
+        shared_ps=whole_ps(_seconds(shared)) if shared else np.zeros(0, np.int64),
     )
 
 
@@ -205,7 +213,7 @@ def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float)
     """Whole decode steps: the attention's lines plus the times that depend only on the batch."""
     lines = attention.copy()
     lines[:, 0::2] += dense_s[:, None]
-    ps = _whole_ps(lines)
+    ps = whole_ps(lines)
     ps[1:, 0::2] += round(overhead_s * PS_PER_S)
     return ps
 
@@ -216,25 +224,73 @@ def _grid(measured: MeasuredAttention) -> np.ndarray:
     return steady(np.log2(np.maximum(seconds * PS_PER_S, 1.0)))
 
 
-def attention_ps(table: CostTable, work: np.ndarray, rows: np.ndarray, context: np.ndarray,
-                 requests: np.ndarray) -> np.ndarray:
-    """Attention of prefill iterations in ps, float64, from the sums of `Attention.features`."""
-    if not table.attention_grid.size:
-        return table.attention.seconds(work, rows, context, requests) * PS_PER_S
-    row = np.clip(2 * steady(np.log2(np.maximum(rows / requests, 1.0))), 0, GRID_ROWS - 1.001)
-    column = np.clip(2 * steady(np.log2(np.maximum(work / rows, 1.0))), 0, GRID_COLUMNS - 1.001)
-    i, j = row.astype(int), column.astype(int)
-    u, v, grid = row - i, column - j, table.attention_grid
-    lower = grid[i, j] + v * (grid[i, j + 1] - grid[i, j])
-    upper = grid[i + 1, j] + v * (grid[i + 1, j + 1] - grid[i + 1, j])
-    return requests * steady(2.0 ** (lower + u * (upper - lower)))
+def fill(tables: Any, row: int, table: CostTable, factor: float = 1.0) -> None:
+    """Writes a cost table into a row of `latency.Tables`, or of a state, of its size, with times multiplied by
+    `factor`."""
+    for name in ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "shared_ps"):
+        if len(values := getattr(table, name)):
+            getattr(tables, name)[row] = np.rint(values * factor).astype(np.int64)
+    entry, mixed, ps = tables.tables[row], table.mixed, factor * PS_PER_S
+    put_attention(entry, table.attention, ps)
+    entry["prefill_slope_ps"] = np.rint(table.prefill_slope_ps * factor)
+    entry["measured"] = int(table.attention_grid.size > 0)
+    if entry["measured"]:
+        tables.attention_grid[row] = table.attention_grid + steady(np.log2(factor))
+    entry["decode_skew"], entry["decode_skew_batch"] = table.decode_skew[0] * ps, max(table.decode_skew[1], 2.0)
+    entry["together"] = int(mixed is not None)
+    if mixed is not None:
+        entry["shared_launch"], entry["per_chunk"] = mixed.launch_s * ps, mixed.chunk_s * ps
+        entry["chain"], entry["chain_exponent"] = mixed.critical_s * ps, mixed.exponent
+        entry["chunk_skew"], entry["chunk_skew_batch"] = mixed.skew_s * ps, mixed.skew_batch
+    entry["kv_bytes_per_token"], entry["layers"], entry["bs_sat"] = table.kv_bytes_per_token, table.layers, table.bs_sat
+
+
+@lru_cache(maxsize=KEPT)
+def _compiled(table: CostTable) -> Tables:
+    found = empty_tables(len(table.head_ps) - 1, len(table.prefill_ps) - 1, len(table.shared_ps))
+    fill(found, 0, table)
+    return found
+
+
+def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
+                     context_tokens: ArrayLike, completed: ArrayLike | None = None,
+                     longest: ArrayLike | None = None) -> np.ndarray:
+    """Returns the latencies of iterations (`latency.sums_latency`), int64[n] in ps.
+
+    Args:
+        table: the instance's table.
+        new_tokens, before: each iteration's prefills, [n, prompts]: new tokens (0: none), and
+            tokens in memory.
+        decodes, context_tokens: requests that decode, and the sum of their contexts with the new tokens, [n].
+        completed: prefills that end, [n]; None: all.
+        longest: longest context of the decodes, [n]; None: all are equal.
+
+    Raises:
+        IndexError: more decodes and ending prefills than the table's largest batch.
+    """
+    new, count = np.array(new_tokens, np.int64, ndmin=2, order="C"), np.asarray(decodes, np.int64)
+    sampled = count + ((new > 0).sum(axis=1) if completed is None else np.asarray(completed, np.int64))
+    if max(sampled.max(initial=0), count.max(initial=0)) >= len(table.head_ps):
+        raise IndexError(f"a batch of {sampled.max()} requests, of a table for at most {len(table.head_ps) - 1}")
+    counts = (np.array(np.broadcast_to(one, len(new)), np.int64) for one in (count, context_tokens, sampled))
+    most = np.array(np.broadcast_to(-1.0 if longest is None else longest, len(new)), np.float64)
+    earlier, found = np.array(np.broadcast_to(before, new.shape), np.int64, order="C"), np.zeros(len(new), np.int64)
+    iterations_of(_compiled(table), new, earlier, *counts, most, found)
+    return found
+
+
+def sums_latency_ps(table: CostTable, sums: Sequence[ArrayLike]) -> np.ndarray:
+    """Returns the latencies of iterations in ps, float64[n], from their ten sums (`latency.sums_latency`), [n] each."""
+    columns = np.stack(np.broadcast_arrays(*(np.asarray(one, np.float64) for one in sums)), axis=-1)
+    found = np.empty(len(columns))
+    latencies_of(_compiled(table), np.ascontiguousarray(columns), found)
+    return found
 
 
 def decode_latency_ps(table: CostTable, batch: int, context_tokens: int) -> int:
     """Latency of a decode step of `batch` requests with `context_tokens` tokens of context in
     total."""
-    first, slope, second, other = (int(value) for value in table.decode_lines[batch])
-    return max(first + slope * context_tokens, second + other * context_tokens)
+    return int(mixed_latency_ps(table, np.zeros((1, 0)), 0, [batch], [context_tokens])[0])
 
 
 def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], completed: int | None = None) -> int:
@@ -246,8 +302,9 @@ def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], com
 
 def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
     """Latencies of prompts prefilled alone, float64[n], by length in tokens, int64[n]."""
-    attention = attention_ps(table, *table.attention.of_prompts(tokens, tokens))
-    return dense_ps(table, tokens) + table.head_ps[1] + attention
+    found = np.empty(len(tokens))
+    alone_of(_compiled(table), np.array(tokens, np.int64), found)
+    return found
 
 
 def least_prefill_ps(table: CostTable, tokens: np.ndarray, cached: np.ndarray) -> np.ndarray:
@@ -270,18 +327,11 @@ def least_decode_ps(table: CostTable, context_tokens: np.ndarray, steps: np.ndar
     return np.maximum(base * steps + slope * total, other * steps + other_slope * total)
 
 
-def dense_ps(table: CostTable, tokens: np.ndarray | int) -> np.ndarray:
-    """Latency of prefill iterations by new tokens, without LM head and attention."""
-    last = len(table.prefill_ps) - 1
-    beyond = np.maximum(0, np.subtract(tokens, last))
-    return table.prefill_ps[np.minimum(tokens, last)] + beyond * table.prefill_slope_ps
-
-
 def _seconds(costs: Sequence) -> np.ndarray:
     return np.sum([cost.seconds for cost in costs], axis=0)
 
 
-def _whole_ps(seconds: np.ndarray) -> np.ndarray:
+def whole_ps(seconds: np.ndarray) -> np.ndarray:
     """Integer picoseconds of a table whose first row, without a batch, is 0."""
     table = np.rint(seconds * PS_PER_S).astype(np.int64)
     table[0] = 0
@@ -339,59 +389,3 @@ def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float =
     middle = (error[row, most] + error[row, least]) / (1.0 / step[row, most] + 1.0 / step[row, least])
     lines[:, 0::2] -= middle[:, None]
     return lines
-
-
-def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
-                     context_tokens: ArrayLike, completed: ArrayLike | None = None,
-                     longest: ArrayLike | None = None) -> np.ndarray:
-    """Latencies of iterations, int64[n] in ps: `sim.mixed.sums_latency` in NumPy, for fits and
-    tests.
-
-    Linear layers are joint; attentions are sequential, or in one kernel if the chip has it
-    (`CostTable.mixed`). An iteration without prefills is a decode step.
-
-    Args:
-        table: the instance's table; its largest batch bounds decodes plus ending prefills.
-        new_tokens, before: each iteration's prefills, [n, prompts]: new tokens (0: none), and
-            tokens in memory.
-        decodes, context_tokens: requests that decode, and the sum of their contexts with the new tokens, [n].
-        completed: prefills that end, [n]; None: all.
-        longest: longest context of the decodes, [n]; None: all are equal.
-    """
-    new, count = np.asarray(new_tokens, np.int64), np.asarray(decodes, np.int64)
-    total = np.asarray(context_tokens, np.int64)
-    context = np.where(new > 0, new + np.asarray(before, np.int64), 0)
-    prompts = (new > 0).sum(axis=1)
-    sums = (*(part.sum(axis=1) for part in table.attention.of_prompts(new, context)[:3]), prompts)
-    attention = attention_ps(table, *(np.where(prompts > 0, one, 1.0) for one in sums))
-    mean = total / np.maximum(count, 1)
-    most = mean if longest is None else np.asarray(longest, np.float64)
-    beyond = np.maximum(most - np.maximum(mean, context.max(axis=1, initial=0)), 0.0)
-    attention = _with_decodes_ps(table, attention, new.sum(axis=1) / np.maximum(prompts, 1), count, total, beyond)
-    heads = table.head_ps[(prompts if completed is None else np.asarray(completed, np.int64)) + count]
-    together = dense_ps(table, new.sum(axis=1) + count) + heads + attention
-    skew_s, skew_batch = table.decode_skew
-    skew = np.where(count >= max(skew_batch, 2), np.rint(skew_s * PS_PER_S * (most - mean)), 0.0).astype(np.int64)
-    return np.where(prompts > 0, together, _steps_ps(table.decode_lines, count, total) + skew)
-
-
-def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, decodes: np.ndarray, context: np.ndarray,
-                     beyond: np.ndarray) -> np.ndarray:
-    """Attention of chunks (`alone`, float64[n] in ps; `chunk` tokens per prompt) with decodes,
-    whose longest context is `beyond` the mean and the chunks, int64[n]: sequential, or in one
-    kernel."""
-    lines, mixed = _steps_ps(table.attention_lines, decodes, context), table.mixed
-    if mixed is None:
-        return np.rint(alone).astype(np.int64) + lines
-    launch, per_chunk, critical, skew = (PS_PER_S * one for one in (mixed.launch_s, mixed.chunk_s, mixed.critical_s,
-                                                                    mixed.skew_s))
-    inside = np.maximum(alone - launch, 0.0) + lines + per_chunk * decodes * chunk
-    chain = critical * context / np.maximum(decodes, 1)
-    together = launch + norm(mixed.exponent, inside, chain)
-    together += skew * np.minimum(decodes / mixed.skew_batch, 1.0) * beyond
-    return np.rint(np.where(decodes > 0, together, alone)).astype(np.int64)
-
-
-def _steps_ps(lines: np.ndarray, decodes: np.ndarray, context: np.ndarray) -> np.ndarray:
-    base, slope, other, other_slope = lines[decodes].T
-    return np.maximum(base + slope * context, other + other_slope * context)

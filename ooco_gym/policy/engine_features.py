@@ -13,12 +13,12 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.compile.instructions import LANES, bits_of, float_of, quotient, stack_floats
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums, steady, sums_latency
 from ooco_gym.policy.latency_budget import decodes, token_slack
 from ooco_gym.runtime.features import BLOCKS_S, ENGINE, LOOK_OFFLINE, LOOK_ONLINE, NONE_MS
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import length, steady
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.step_actions import begins_ps, get_computed_tokens, missing
 
 C = namedtuple("EngineColumns", [one.name for one in ENGINE])(*range(len(ENGINE)))

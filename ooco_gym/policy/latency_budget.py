@@ -2,7 +2,7 @@
 
 `fill` composes one iteration: every online decode, then online prefill, offline decodes and offline
 prefill, each up to its own latency limit (`FillLimits`). Latencies are the policy's predictions
-(`sim.mixed.sums_latency`), updated from sums: one more request costs a few operations, a chunk a
+(`perf.latency.sums_latency`), updated from sums: one more request costs a few operations, a chunk a
 binary search.
 
 Offline decodes that do not fit are parked: they keep their memory and get no token in this
@@ -17,6 +17,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.compile.instructions import bits_of, float_of
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.policy.mixed import (
     admit,
     allocate_slots,
@@ -32,7 +33,6 @@ from ooco_gym.policy.mixed import (
     running_index,
 )
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS = 0, 1  # request.urgent

@@ -19,9 +19,10 @@ import math
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import decode_latency, steady
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import decode_latency, length, prefill_one, steady
+from ooco_gym.sim.costs import length, prefill_one
 
 SHAPE = math.pi / math.sqrt(3.0)
 PRIOR = 2.0

@@ -10,8 +10,9 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.compile.instructions import prefetch
+from ooco_gym.perf.latency import decode_latency
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import MAX_STEPS, blocks_for, decode_latency, decode_sum, length
+from ooco_gym.sim.costs import MAX_STEPS, blocks_for, decode_sum, length
 from ooco_gym.sim.lanes import (
     COMPOSED,
     GAP,

@@ -10,8 +10,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, decode_latency_ps, prefill_alone_ps
 from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.perf.table import least_decode_ps, least_prefill_ps
-from ooco_gym.rounding import steady
+from ooco_gym.perf.table import fill, least_decode_ps, least_prefill_ps, sums_latency_ps
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.costs import work_out_alone
@@ -161,40 +160,9 @@ def _check_config(tables: Sequence[CostTable], sim: SimConfig) -> None:
 
 def _fill_tables(state: s.State, unique: Sequence[CostTable], sim: SimConfig, rows: int) -> None:
     for belief in range(rows):
-        factor = sim.belief_factor if belief else 1.0
-        for i, table in enumerate(unique):
-            row = belief * len(unique) + i
-            for name in ("decode_lines", "attention_lines", "prefill_ps", "head_ps"):
-                getattr(state, name)[row] = np.rint(getattr(table, name) * factor).astype(np.int64)
-            if table.shared_ps.size:
-                state.shared_ps[row] = np.rint(table.shared_ps * factor).astype(np.int64)
-            entry = state.tables[row]
-            entry["prefill_slope_ps"] = np.rint(table.prefill_slope_ps * factor)
-            _fill_attention(state, row, table, factor)
-            entry["kv_bytes_per_token"] = table.kv_bytes_per_token
-            entry["noise"] = sim.belief_noise if belief else sim.jitter
-            entry["layers"] = table.layers
-            entry["bs_sat"] = table.bs_sat
-
-
-def _fill_attention(state: s.State, row: int, table: CostTable, factor: float) -> None:
-    entry, attention = state.tables[row], table.attention
-    ps = factor * s.PS_PER_S
-    entry["roofs"][: len(attention.roofs_s)] = attention.roofs_s * ps
-    entry["linear"] = attention.linear_s * ps
-    entry["launch"], entry["critical"] = attention.launch_s * ps, attention.critical_s * ps
-    entry["exponent"], entry["causal"], entry["tile"] = attention.exponent, attention.causal, attention.tile
-    entry["split"] = attention.split
-    entry["measured"] = int(table.attention_grid.size > 0)
-    if entry["measured"]:
-        state.attention_grid[row] = table.attention_grid + steady(np.log2(factor))
-    entry["decode_skew"], entry["decode_skew_batch"] = table.decode_skew[0] * ps, max(table.decode_skew[1], 2.0)
-    mixed = table.mixed
-    entry["together"] = int(mixed is not None)
-    if mixed is not None:
-        entry["shared_launch"], entry["per_chunk"] = mixed.launch_s * ps, mixed.chunk_s * ps
-        entry["chain"], entry["chain_exponent"] = mixed.critical_s * ps, mixed.exponent
-        entry["chunk_skew"], entry["chunk_skew_batch"] = mixed.skew_s * ps, mixed.skew_batch
+        for i, table in enumerate(unique, belief * len(unique)):
+            fill(state, i, table, sim.belief_factor if belief else 1.0)
+            state.tables["noise"][i] = sim.belief_noise if belief else sim.jitter
 
 
 def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequence[CostTable],
@@ -314,8 +282,7 @@ def _price_requests(requests: np.ndarray, prefill: CostTable, decode: CostTable)
     output = requests["output_tokens"].astype(np.float64)
     size = min(REFERENCE_BATCH, len(decode.decode_lines) - 1)
     context = size * (requests["prompt_tokens"] + 0.5 * output)
-    base, slope, other_base, other_slope = decode.decode_lines[size]
-    share = np.maximum(base + slope * context, other_base + other_slope * context) / size
+    share = sums_latency_ps(decode, (size, size, size, context, context / size, 0, 0, 0, 0, 0)) / size
     alone = prefill_alone_ps(prefill, requests["prompt_tokens"].astype(np.int64))
     requests["service_ps"] = np.rint(alone + output * share).astype(np.int64)
 

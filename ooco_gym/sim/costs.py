@@ -1,5 +1,4 @@
-"""Latencies and random draws inside the event loop: O(1) from the cost tables
-(`ooco_gym.perf.CostTable`).
+"""Sums of latencies (`ooco_gym.perf.latency`), predictions and random draws inside the event loop.
 
 Sums are of integers, so that k decode steps at once cost exactly the same as one by one.
 """
@@ -10,26 +9,11 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import inlined, inner, jit
+from ooco_gym.perf.latency import decode_latency, prefill_latency, prompt_rows, prompt_work, steady
 from ooco_gym.sim.state import state_at
 
 MAX_STEPS = 65_536  # of one run: keeps closed-form sums far from an int64's limit
 NOISE_STREAM, JITTER_STREAM = 101, 102
-
-
-@inlined
-def decode_latency(state, table, batch_size, context):
-    """Latency of a decode step of `batch_size` requests with `context` tokens in total, in ps (OOCO
-    3.3.2)."""
-    lines = state.decode_lines[table, batch_size]
-    return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
-
-
-@inner
-def attention_latency(state, table, batch_size, context):
-    """Attention time that decodes add to a mixed batch, in ps: alone, or as work in a kernel shared
-    with chunks."""
-    lines = state.attention_lines[table, batch_size]
-    return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
 
 
 @inner
@@ -90,133 +74,6 @@ def steps_within(state, table, batch_size, context, bound_ps):
         if growth > 0:
             most = min(most, capacity // growth + 1)
     return most
-
-
-@inlined
-def prompt_rows(state, table, tokens):
-    """Rows of a prompt's new tokens in attention, padded to its tile."""
-    tile = state.tables[table].tile
-    return (tokens + tile - 1) // tile * tile
-
-
-@inlined
-def prompt_work(state, table, tokens, context):
-    """Attention work of a prompt of `tokens` new tokens and `context` in total
-    (`perf.timing.Attention`)."""
-    return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
-
-
-@inlined
-def steady(value):
-    """`ooco_gym.rounding.steady`, compiled."""
-    return np.float64(np.float32(value))
-
-
-@inner
-def _measured_attention(state, table, work, rows, context, prompts):
-    """Attention of prompts of mean size, from the grid of single prompts, in ps."""
-    grid = state.attention_grid[table]
-    row = min(max(2.0 * steady(math.log2(max(rows / prompts, 1.0))), 0.0), grid.shape[0] - 1.001)
-    column = min(max(2.0 * steady(math.log2(max(work / rows, 1.0))), 0.0), grid.shape[1] - 1.001)
-    i, j = int(row), int(column)
-    u, v = row - i, column - j
-    lower = grid[i, j] + v * (grid[i, j + 1] - grid[i, j])
-    upper = grid[i + 1, j] + v * (grid[i + 1, j + 1] - grid[i + 1, j])
-    return prompts * steady(2.0 ** (lower + u * (upper - lower)))
-
-
-@inlined
-def prefill_attention(state, table, work, rows, context, prompts):
-    """Attention of `prompts` prompts, in ps, from the sums of their work, rows and contexts."""
-    one = state.tables[table]
-    if one.measured:
-        return _measured_attention(state, table, work, rows, context, prompts)
-    reach = context
-    if one.split > 0.0:
-        reach -= (1.0 - min(1.0, one.split * rows)) * max(context - rows, 0.0)
-    critical = one.critical * reach / prompts
-    first = max(0.0, one.roofs[0, 0] * work + one.roofs[0, 1] * rows + one.roofs[0, 2] * context
-                + one.roofs[0, 3] * prompts)
-    second = max(0.0, one.roofs[1, 0] * work + one.roofs[1, 1] * rows + one.roofs[1, 2] * context
-                 + one.roofs[1, 3] * prompts)
-    largest = max(first, second, critical)
-    if one.exponent < math.inf and largest > 0.0:
-        norm = steady((first / largest) ** one.exponent) + steady((second / largest) ** one.exponent)
-        if critical > 0.0:
-            norm += steady((critical / largest) ** one.exponent)
-        largest *= steady(norm ** (1.0 / one.exponent))
-    return (one.launch + one.linear[0] * work + one.linear[1] * rows + one.linear[2] * reach
-            + one.linear[3] * prompts + largest)
-
-
-@inner
-def attention_together(state, table, alone, chunk, reach, decodes, context, longest):
-    """Attention of chunks and decodes, in ps: sequential, or in one kernel
-    (`perf.timing.MixedKernel`).
-
-    Args:
-        state: the episode.
-        table: row of the cost tables.
-        alone: `prefill_attention` of the chunks.
-        chunk: mean new tokens of a prompt.
-        reach: longest context of a prompt.
-        decodes: requests that decode.
-        context: sum of their contexts.
-        longest: the longest of their contexts.
-    """
-    one = state.tables[table]
-    work = attention_latency(state, table, decodes, context)
-    if one.together == 0:
-        return np.int64(round(alone)) + work
-    if decodes == 0:
-        return np.int64(round(alone))
-    mean = context / decodes
-    inside = max(alone - one.shared_launch, 0.0) + work + one.per_chunk * decodes * chunk
-    chain = one.chain * mean
-    largest = max(inside, chain, 1.0)
-    together = 1.0 + steady((min(inside, chain) / largest) ** one.chain_exponent)
-    inside = largest * steady(together ** (1.0 / one.chain_exponent))
-    beyond = max(longest - max(mean, reach), 0.0)
-    skew = one.chunk_skew * min(decodes / one.chunk_skew_batch, 1.0) * beyond
-    return np.int64(round(one.shared_launch + inside + skew))
-
-
-@inner
-def skewed_decode(state, table, batch_size, context, longest):
-    """`decode_latency` with a known longest context, whose block ends after the others."""
-    one = state.tables[table]
-    latency = decode_latency(state, table, batch_size, context)
-    if one.decode_skew == 0.0 or batch_size < one.decode_skew_batch:
-        return latency
-    return latency + np.int64(round(one.decode_skew * (longest - context / batch_size)))
-
-
-@inlined
-def dense_latency(state, table, tokens):
-    """Latency of a prefill iteration by its new tokens, in ps: linear layers, communication,
-    overhead."""
-    last = state.prefill_ps.shape[1] - 1
-    return state.prefill_ps[table, min(tokens, last)] + max(0, tokens - last) * state.tables[table].prefill_slope_ps
-
-
-@inlined
-def shared_latency(state, table, tokens, ranks):
-    """Time of data-parallel ranks for experts and exchange, in ps, from the tokens of all ranks (at
-    least one each)."""
-    shared = state.shared_ps[table]
-    mean = min(tokens // ranks, shared.size - 2)
-    return shared[mean] + (shared[mean + 1] - shared[mean]) * (tokens - ranks * mean) // ranks
-
-
-@inlined
-def prefill_latency(state, table, work, rows, tokens, context, sequences):
-    """Latency of a prefill batch, in ps.
-
-    `work` and `rows` are the sums of `prompt_work` and `prompt_rows` over its prompts, `tokens` the sum of new tokens,
-    `context` the sum of contexts, `sequences` the number of prompts.
-    """
-    attention = prefill_attention(state, table, work, float(rows), float(context), float(sequences))
-    return dense_latency(state, table, tokens) + state.head_ps[table, sequences] + np.int64(round(attention))
 
 
 @inlined

@@ -13,9 +13,10 @@ from numba import types
 
 from ooco_gym.compile import function_at, inlined, inner, jit
 from ooco_gym.compile.instructions import prefetch
+from ooco_gym.perf.latency import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import keep_for, note_demand
-from ooco_gym.sim.costs import blocks_for, steady
+from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
 from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured

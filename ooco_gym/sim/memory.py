@@ -6,10 +6,11 @@ import math
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host, pair_release, paired
 from ooco_gym.sim.blocks import free_table, note_demand, tracked
-from ooco_gym.sim.costs import length, steady
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.pool_caches import caches, close_there, keep_prefix
 from ooco_gym.sim.queues import enqueue, leave_decodable, leave_push_queue, note_eviction, remove_member
 from ooco_gym.sim.sessions import closed, release

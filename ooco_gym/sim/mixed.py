@@ -7,46 +7,15 @@ An idle mixed instance asks its policy to compose the next iteration by the step
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import first_step, itl_bin
 from ooco_gym.sim.blocks import cache_full_blocks, tracked
-from ooco_gym.sim.costs import (
-    attention_together,
-    dense_latency,
-    jittered,
-    length,
-    prefill_attention,
-    prompt_rows,
-    prompt_work,
-    skewed_decode,
-)
+from ooco_gym.sim.costs import jittered, length
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish, measured
 from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import cancel, dequeue, remove_member, schedule, stop_at_layer
 from ooco_gym.sim.step_actions import is_loading, leave_batch, link_ps, running_index, unschedule, wake_at
-
-NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # sums of an iteration without tokens
-
-
-@inlined
-def add_to_sums(state, table, sums, new, reach, sampled):
-    """Returns the sums of an iteration (`iteration_sums`) plus one request.
-
-    Args:
-        state: the episode.
-        table: row of the cost tables.
-        sums: sums of the other requests.
-        new: its new tokens.
-        reach: its context, including these.
-        sampled: whether it generates a token.
-    """
-    tokens, samples, decodes, decode_context, longest, prompts, rows, work, context, far = sums
-    if new == 1:
-        return (tokens + 1, samples + sampled, decodes + 1, decode_context + reach, max(longest, reach), prompts, rows,
-                work, context, far)
-    return (tokens + new, samples + sampled, decodes, decode_context, longest, prompts + 1,
-            rows + prompt_rows(state, table, new), work + prompt_work(state, table, new, reach), context + reach,
-            max(far, reach))
 
 
 @inner
@@ -84,19 +53,6 @@ def longest_decode(state, instance):
         if request.num_scheduled_tokens == 1:
             longest = max(longest, np.int64(request.num_computed_tokens) + 1)
     return longest
-
-
-@inner
-def sums_latency(state, table, sums):
-    """Latency of an iteration, in ps: joint linear layers, then attentions, sequential or in one
-    kernel."""
-    tokens, sampled, decodes, decode_context, longest, prompts, rows, work, context, far = sums
-    if prompts == 0:
-        return skewed_decode(state, table, decodes, decode_context, longest)
-    alone = prefill_attention(state, table, work, float(rows), float(context), float(prompts))
-    attention = attention_together(state, table, alone, (tokens - decodes) / prompts, far, decodes, decode_context,
-                                   longest)
-    return dense_latency(state, table, tokens) + state.head_ps[table, sampled] + attention
 
 
 @inner

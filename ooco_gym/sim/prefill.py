@@ -3,9 +3,10 @@ resumption."""
 
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import itl_bin
-from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
+from ooco_gym.sim.costs import blocks_for, jittered, length
 from ooco_gym.sim.lanes import WRITTEN
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, finish, free, measured, take_blocks
 from ooco_gym.sim.pool_caches import caches, keep_prefix, open_table, settle, uncached_tokens

@@ -12,9 +12,9 @@ then all compose.
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.perf.latency import decode_latency, shared_latency, sums_latency
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import decode_latency, shared_latency
-from ooco_gym.sim.mixed import begin, iteration_sums, rest, sums_latency, whole_latency
+from ooco_gym.sim.mixed import begin, iteration_sums, rest, whole_latency
 from ooco_gym.sim.queues import add_dispatch
 
 AHEAD, NOW = 1, 2  # values of `composed`: while the previous iteration ran, or when idle

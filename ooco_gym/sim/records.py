@@ -189,37 +189,6 @@ LINK = np.dtype(
     align=True,
 )
 
-TABLE = np.dtype(
-    [
-        ("prefill_slope_ps", np.int64),
-        # attention of a prefill, as `perf.timing.Attention` but in ps
-        ("roofs", np.float64, (2, 4)),
-        ("linear", np.float64, (4,)),
-        ("launch", np.float64),
-        ("critical", np.float64),
-        ("split", np.float64),  # share of the chip that a row fills; 0: contexts are not split
-        ("exponent", np.float64),  # infinity: the largest term
-        ("causal", np.float64),
-        ("tile", np.int64),
-        ("measured", np.int64),  # 1: State.attention_grid instead
-        # decodes in one kernel with chunks, as `perf.timing.MixedKernel` but in ps
-        ("together", np.int64),  # 1: they share it; 0: their times are added
-        ("shared_launch", np.float64),
-        ("per_chunk", np.float64),
-        ("chain", np.float64),
-        ("chain_exponent", np.float64),
-        ("chunk_skew", np.float64),
-        ("chunk_skew_batch", np.float64),
-        ("decode_skew", np.float64),  # of a step of only decodes
-        ("decode_skew_batch", np.float64),
-        ("kv_bytes_per_token", np.float64),
-        ("noise", np.float64),  # relative spread of the prediction, or of the truth (jitter); 0 is off
-        ("layers", np.int64),
-        ("bs_sat", np.int64),
-    ],
-    align=True,
-)
-
 BLOCK = np.dtype(
     [
         ("key", np.int64),  # key of its content (`sim.blocks.key_of`), or 0

@@ -14,7 +14,7 @@ from numba import config, typeof, types
 from ooco_gym.compile import function_at
 from ooco_gym.compile.references import Handle, Reference, layout, reference_at
 from ooco_gym.errors import UserError
-from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
+from ooco_gym.perf.latency import GRID_COLUMNS, GRID_ROWS, TABLE
 from ooco_gym.sim.records import (
     BLOCK,
     CACHE_LINE,
@@ -23,7 +23,6 @@ from ooco_gym.sim.records import (
     PAIR,
     QUEUE,
     REQUEST,
-    TABLE,
     TIER,
     Clock,
     Config,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from ooco_gym.policy.orders import ORDERS, order_score
 from ooco_gym.policy.policy import Param, Policy
-from ooco_gym.runtime.beliefs import Belief
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
+from ooco_gym.vllm.beliefs import Belief
 from ooco_gym.vllm.replica import Compiled
 
 MANY = 1 << 60

@@ -22,11 +22,11 @@ import numpy as np
 import prometheus_client
 
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.beliefs import Belief, Fitted, Learned, Sums
+from ooco_gym.perf.terms import Terms
 from ooco_gym.runtime.bundle import Policy
 from ooco_gym.runtime.features import ENGINE, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Plan, Rule
-from ooco_gym.vllm.prior import prior_of
+from ooco_gym.vllm.beliefs import Belief, Learned, Sums, prior_of
 from ooco_gym.vllm.replica import Compiled, Replica
 from ooco_gym.vllm.rules import RULES, make_rule
 from ooco_gym.vllm.settings import LEARNED, STOCK, Settings
@@ -184,9 +184,8 @@ class Decider:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings, self.clock = settings, clock
-        self.belief: Fitted | Learned = (
-            Fitted.load(settings.belief) if settings.belief != LEARNED
-            else Learned(None if settings.prior is None else prior_of(settings.prior)))
+        self.belief = (Belief(Terms.load(settings.belief)) if settings.belief != LEARNED
+                       else Learned(None if settings.prior is None else prior_of(settings.prior)))
         self.watch = Watch()
         if settings.metrics_port is not None:
             _serve(settings.metrics_port, settings.metrics_address)

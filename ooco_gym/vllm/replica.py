@@ -27,12 +27,12 @@ from ooco_gym.policy.engine_features import (
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
 from ooco_gym.policy.mixed import iteration_latency
 from ooco_gym.policy.policy import Param, Policy
-from ooco_gym.runtime.beliefs import Belief
 from ooco_gym.runtime.features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Plan, Request, Rule
 from ooco_gym.sim import state as s
 from ooco_gym.sim.memory import MEAN_WEIGHT
 from ooco_gym.sim.queues import add_member, enqueue
+from ooco_gym.vllm.beliefs import Belief
 
 FIELDS = 12
 ONLINE, PLACE, PROMPT, MADE, COMPUTED, BLOCKS, ARRIVAL_S, TTFT_S, TPOT_S, FIRST_S, CACHED, SHARED = range(FIELDS)
@@ -288,9 +288,9 @@ class Replica:
 
     def _fit(self, size: int, seats: int, belief: Belief) -> None:
         """Makes room for `size` requests, and takes over the belief's terms."""
-        if size > self._size or seats > self._seats or len(belief.terms.dense) > self._state.prefill_ps.shape[1]:
+        if size > self._size or seats > self._seats or belief.terms.tokens + 1 != self._state.prefill_ps.shape[1]:
             self._size, self._seats = 2 * size, seats
-            state = s.empty_state(2 * size, 1, 1, 1, 1, max(seats, s.LEVELS) + 1, len(belief.terms.dense), 8 * size,
+            state = s.empty_state(2 * size, 1, 1, 1, 1, max(seats, s.LEVELS) + 1, belief.terms.tokens + 1, 8 * size,
                                   s.OptionalSizes(owners=2 * size))
             state.requests["row"], state.config.relaxed_count = -1, 1
             state.requests["output_tokens"] = np.iinfo(np.int32).max  # no last token is in flight

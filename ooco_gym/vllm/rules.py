@@ -13,6 +13,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.errors import unknown
+from ooco_gym.perf.latency import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.latency_budget import FillLimits, decodes, fill, fill_least
 from ooco_gym.policy.mixed import VICTIMS, admit_waiting, continue_running
@@ -21,7 +22,6 @@ from ooco_gym.policy.registry import get_policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
-from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.vllm.admitter import Admitter
 from ooco_gym.vllm.replica import Compiled
 

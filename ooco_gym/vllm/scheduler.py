@@ -29,9 +29,9 @@ from vllm.v1.request import RequestStatus
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.beliefs import Sums
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm.admitter import pieces_of
+from ooco_gym.vllm.beliefs import Sums
 from ooco_gym.vllm.deciding import LOG, Decider, InFlight
 from ooco_gym.vllm.settings import OFFLINE_FIRST, Class, Settings, read_settings
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.engines.foreseen import Foreseen, Load, fit_requests
-from experiments.engines.served import Served
+from ooco_gym.calibrate.requests import Foreseen, Load, fit_requests
+from ooco_gym.calibrate.served import Served
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s

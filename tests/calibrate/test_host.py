@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.engines.host import Timed, fit_clock, groups, kernels_us, summed, write_clock
-from experiments.engines.iterations import errors
+from ooco_gym.calibrate.iterations import Timed, errors, fit_clock, groups, kernels_us, summed, write_clock
 from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table, mixed_latency_ps
 from ooco_gym.perf.deployment import Deployment

@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ooco_gym.calibrate.measure import measure
+from ooco_gym.calibrate.measure import ITERATIONS, REQUESTS, measure
 from ooco_gym.calibrate.measure.interpreter import VARIABLE
-from ooco_gym.calibrate.measure.run import ITERATIONS, REQUESTS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 

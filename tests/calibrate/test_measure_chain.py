@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.engines.chain import close
-from experiments.engines.iterations import doubts, errors, fit_iterations, held_out, read_iterations
+from ooco_gym.calibrate.chain import close
+from ooco_gym.calibrate.iterations import doubts, errors, fit_iterations, held_out, read_iterations
 from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import EngineClock
@@ -34,10 +34,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_formula_is_found_again(measured: Path) -> None:
     rows = read_iterations(measured / "iterations.parquet")
     model = fit_iterations(rows)
-    found = errors(model, rows)
+    found, terms = errors(model, rows), model.terms
     assert found["worst"] < 0.01 and abs(found["bias"]) < 0.01 and held_out(rows)["worst"] < 0.01
-    assert model.work == pytest.approx(0.05, rel=1e-3) and model.decode_context == pytest.approx(0.5, rel=1e-3)
-    assert model.step == pytest.approx(1020.0, rel=1e-3)            # no iteration is without a token
+    assert terms.work == pytest.approx(0.05e-6, rel=1e-3) and terms.decode_context == pytest.approx(0.5e-6, rel=1e-3)
+    assert terms.step == pytest.approx(1020e-6, rel=1e-3)            # no iteration is without a token
     for load in ("light", "half", "saturated"):
         assert errors(model, read_iterations(measured / "serve" / load / "iterations.parquet"))["worst"] < 0.05
 
@@ -82,7 +82,7 @@ def test_what_is_no_measurement_is_one_sentence(tmp_path: Path, measured: Path) 
 def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Path) -> None:
     from omegaconf import OmegaConf
 
-    from experiments.engines import calibrate
+    from ooco_gym.calibrate import main as calibrate
 
     with pytest.raises(UserError, match=r"'chian' \(did you mean 'chain'\?\)"):
         calibrate(OmegaConf.create({"action": "chian"}))

@@ -15,10 +15,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from experiments.engines.foreseen import Load, fit_requests
-from experiments.engines.recorded import Recorded, hashes_of, read_run
-from experiments.engines.replay import measured, release_of, replay, simulate_run
-from experiments.engines.served import Served
+from ooco_gym.calibrate.replay import measured, release_of, replay, simulate_run
+from ooco_gym.calibrate.requests import Load, fit_requests
+from ooco_gym.calibrate.served import Recorded, Served, hashes_of, read_run
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import EngineClock

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.peaks import PeakPlan, conditions_of
@@ -16,8 +16,7 @@ from ooco_gym.cluster import Cluster
 from ooco_gym.envs.config import episode_config
 from ooco_gym.perf import Deployment, list_chips, load_chip, load_model
 from ooco_gym.perf.deployment import default_timing
-from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.perf.validity import clock_line
+from ooco_gym.perf.engine_clock import EngineClock, clock_line
 from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.run_notes import say_clock
 
@@ -25,6 +24,7 @@ MEASURED = {name for name in list_chips() if load_yaml("chip", name).get("extend
 H100, ASCEND = "pair_h100_8b", "pair_7b"
 
 
+@settings(deadline=None)
 @given(names=st.lists(st.sampled_from(list_chips()), min_size=1, max_size=4))
 def test_measured_kernels_count_where_all_chips_have_them(names: list[str]) -> None:
     assert default_timing(map(load_chip, names)) == ("extended" if set(names) <= MEASURED else "ooco")

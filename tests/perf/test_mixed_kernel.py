@@ -33,6 +33,7 @@ def table_of(mixed: kernels.MixedAttentionParameters | None = MIXED,
     return cost_table(Deployment(chip(mixed, skew), load_model("llama_3_1_8b"), timing="extended"), 256, 4096)
 
 
+PROMPTS = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 8192)), min_size=1, max_size=4)
 TABLE, ALONE, EVEN = table_of(), table_of(None, None), table_of(skew=None)
 
 
@@ -61,6 +62,24 @@ def test_longer_contexts_and_chunks_take_longer(chunk: int, contexts: list[int],
     assert price(TABLE, chunk, longer) >= price(TABLE, chunk, contexts)
     assert price(TABLE, chunk, contexts) >= price(EVEN, chunk, contexts)
     assert price(TABLE, 0, contexts) >= price(EVEN, 0, contexts)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.sampled_from(["a100_40g_sxm", "h100"]), PROMPTS, st.integers(0, 60), st.integers(1, 4096), st.integers(0, 1))
+def test_chunks_and_decodes_add_up(name: str, prompts: list[tuple[int, int]], decodes: int, mean: int,
+                                   unfinished: int) -> None:
+    """Attentions are added to the rest, where they share no kernel."""
+    timing = "ooco" if name == "a100_40g_sxm" else "extended"
+    table = cost_table(Deployment(load_chip(name), load_model("llama_2_7b"), 1, timing=timing), 64, 32_768)
+    new, before = [[one[0] for one in prompts]], [[one[1] for one in prompts]]
+    context, completed = decodes * mean, len(prompts) - unfinished
+    alone = mixed_latency_ps(table, new, before, [0], [0], [completed])[0]
+    lines, tokens = table.attention_lines[decodes], sum(new[0])
+    more = (max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
+            + table.prefill_ps[tokens + decodes] - table.prefill_ps[tokens]
+            + table.head_ps[completed + decodes] - table.head_ps[completed])
+    both = mixed_latency_ps(table, new, before, [decodes], [context], [completed])[0]
+    assert both == alone + more
 
 
 @settings(deadline=None, max_examples=4)

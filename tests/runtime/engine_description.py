@@ -29,7 +29,7 @@ class TableBelief:
 
     def __init__(self, state: s.State, instance: int = 0) -> None:
         self.state, self.table = state, int(state.instances["belief"][instance])
-        self.terms = SimpleNamespace(dense=range(state.prefill_ps.shape[1]))
+        self.terms = SimpleNamespace(tokens=state.prefill_ps.shape[1] - 1)
 
     def fill(self, state: s.State) -> None:
         for name in s.COST_TABLES:

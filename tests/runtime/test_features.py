@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from ooco_gym.envs import reward as r
+from ooco_gym.perf.terms import Terms, curve
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
-from ooco_gym.runtime.beliefs import Belief, Terms
 from ooco_gym.runtime.features import ENGINE, HORIZONS_S, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Line, Request
 from ooco_gym.sim import state as s
+from ooco_gym.vllm.beliefs import Belief
 from ooco_gym.vllm.replica import Replica
 from tests.envs.episodes_in_short import make
 from tests.runtime.engine_description import TableBelief, engine_of
@@ -81,7 +82,7 @@ def found(running: Sequence[Request] = (), waiting: Sequence[Request] = ()) -> d
     token."""
     engine = Engine(10.0, list(running), Line(waiting), Line(), 50, 100, 16, 4, 512, 0.05,
                     (len(waiting), sum(one.num_tokens for one in waiting), 0, 0))
-    belief = Belief(Terms(0.01, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 1e-4), (0.0, 0.0)))
+    belief = Belief(Terms(0.01, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, curve((0, 1), (0.0, 1e-4)), curve((0, 1), (0.0, 0.0))))
     values = Replica().observe(engine, belief, ArrivalRates(10.0), Blocks(), 0.03)
     assert values.dtype == np.float32
     return dict(zip((one.name for one in ENGINE), values.tolist(), strict=True))

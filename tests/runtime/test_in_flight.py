@@ -16,18 +16,15 @@ from pyarrow import parquet
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.table import PS_PER_S, cost_table, mixed_latency_ps
-from ooco_gym.runtime.beliefs import GUESS, Belief, Learned, Sums, Terms
+from ooco_gym.perf.terms import GUESS, Terms, curve
 from ooco_gym.runtime.features import ArrivalRates
+from ooco_gym.vllm.beliefs import Belief, Learned, Sums, prior_of
 from ooco_gym.vllm.deciding import LOG, Decider, InFlight
-from ooco_gym.vllm.prior import prior_of
 from ooco_gym.vllm.settings import Settings, parse_settings
 
-TRUE = Belief(Terms(6e-3, 1e-3, 1e-5, 0.0, 1e-9, 0.0, 3e-8, (0.0, 4e-5), (0.0, 0.0)))
+TRUE = Belief(Terms(6e-3, 1e-3, 1e-5, 0.0, 1e-9, 0.0, 3e-8, curve((0, 1), (0.0, 4e-5)),
+                    curve((0, 1), (0.0, 0.0))))
 HOST_S = 4e-4  # to schedule, and again to look at what came out
-
-
-def scaled(terms: Terms, factor: float) -> Terms:
-    return Terms(*((factor * np.asarray(term)).tolist() for term in terms))
 
 
 def batches(seed: int, count: int) -> list[Sums]:
@@ -89,7 +86,7 @@ class Engine:
 @given(seed=st.integers(0, 999), off=st.sampled_from([0.77, 1.0, 1.3]))
 def test_what_is_believed_is_soon_what_is(depth: int, seed: int, off: float) -> None:
     """From a prior that is off by 30 %, under asynchronous scheduling as without it."""
-    ratios = Engine(scaled(TRUE.terms, off), depth).play(batches(seed, 120)).ratios()
+    ratios = Engine(TRUE.terms.scaled([off] * 6), depth).play(batches(seed, 120)).ratios()
     assert (abs(1.0 / ratios[:20] - 1.0) < (0.32 if off != 1.0 else 0.15)).all()
     assert (abs(ratios[20:] - 1.0) < 0.1).all()
 
@@ -97,7 +94,7 @@ def test_what_is_believed_is_soon_what_is(depth: int, seed: int, off: float) -> 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("off", [0.1, 8.0])
 def test_a_guess_that_is_far_off_is_given_up(depth: int, off: float) -> None:
-    ratios = Engine(scaled(GUESS, off), depth).play(batches(3, 400)).ratios()
+    ratios = Engine(GUESS.scaled([off] * 6), depth).play(batches(3, 400)).ratios()
     assert abs(ratios[20:40].mean() - 1.0) < 0.25
     assert abs(ratios[200:] - 1.0).mean() < 0.05
 
@@ -109,7 +106,7 @@ def test_a_guess_that_is_far_off_is_given_up(depth: int, off: float) -> None:
 def test_a_warm_up_spoils_nothing(depth: int, stalls: dict[int, float]) -> None:
     """Graphs are captured and kernels compiled in the first iterations."""
     quiet = {number for stall in stalls for number in range(stall - depth, stall + 2)}
-    engine = Engine(scaled(TRUE.terms, 1.2), depth, stalls=stalls).play(batches(5, 120))
+    engine = Engine(TRUE.terms.scaled([1.2] * 6), depth, stalls=stalls).play(batches(5, 120))
     ratios = [ratio for number, ratio in enumerate(engine.ratios()) if number not in quiet]
     *others, worst = sorted(abs(1.0 / ratio - 1.0) for ratio in ratios)
     assert max(others) < 0.45
@@ -152,7 +149,7 @@ def test_a_busy_host_moves_time_between_iterations_and_adds_none() -> None:
 @pytest.mark.parametrize("off", [0.7, 1.4])
 def test_a_wrong_belief_does_not_add_up(off: float) -> None:
     """When an iteration is to begin is counted from an end that was seen."""
-    engine = Engine(Belief(scaled(TRUE.terms, off)), 2).play(batches(1, 200))
+    engine = Engine(Belief(TRUE.terms.scaled([off] * 6)), 2).play(batches(1, 200))
     longest = max(map(TRUE.latency, batches(1, 200)))
     assert max(abs(believed - began) for believed, began in engine.begins[2:]) < 0.5 * longest
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.runtime.beliefs import Fitted, Learned
+from ooco_gym.perf.terms import Terms
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.sim import state as s
 from ooco_gym.vllm import admitter
+from ooco_gym.vllm.beliefs import Belief, Learned
 from ooco_gym.vllm.replica import Compiled
 from ooco_gym.vllm.rules import RULES, make_rule
 from ooco_gym.workload import Trace
@@ -71,8 +72,8 @@ def test_a_small_chunk_is_begun_where_its_tokens_cost_next_to_nothing(efficiency
     waiting = Request("offline", False, 1, 0.0, 1e9, 1e9, 3000)
     engine = Engine(1.0, running, Line(), Line([waiting]), 500, 507, 16, 256, 4096, 0.04)
     rule = make_rule("deadline", {"chunk_efficiency": efficiency, "offline_share": 1.0})
-    belief = Fitted({**SMALL, "prompt": prompt_us, "dense": {"knots": [0, 400, 8192],
-                                                             "values": [0.0, 0.0, 20.0 * (8192 - 400)]}})
+    belief = Belief(Terms.of_us({**SMALL, "prompt": prompt_us, "dense": {"knots": [0, 400, 8192],
+                                                                       "values": [0.0, 0.0, 20.0 * (8192 - 400)]}}))
     plan = rule.compose(engine, belief)
     assert (plan.tokens.get("offline", 0) > 0) is begun and plan.tokens["online"] == 1
 
@@ -187,7 +188,7 @@ def test_a_belief_is_learned() -> None:
         seen.append(sums)
     errors = [abs(belief.latency(sums) / truth(sums) - 1.0) for sums in seen[-200:]]
     assert max(errors) < 0.05
-    assert all(min(np.atleast_1d(term)) >= 0.0 for term in belief.terms)
+    assert all(np.min(term[1] if isinstance(term, tuple) else term) >= 0.0 for term in belief.terms)
 
 
 def test_wrong_names_are_told() -> None:

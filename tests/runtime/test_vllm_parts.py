@@ -10,12 +10,13 @@ import prometheus_client
 import pytest
 
 from ooco_gym.errors import UserError
+from ooco_gym.perf.terms import FITTED_SCHEMA, Terms
 from ooco_gym.runtime import write_parameters_bundle
-from ooco_gym.runtime.beliefs import FITTED_SCHEMA, Fitted, Learned
 from ooco_gym.runtime.features import ENGINE
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm import deciding
 from ooco_gym.vllm.__main__ import main as warm
+from ooco_gym.vllm.beliefs import Belief, Learned
 from ooco_gym.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Watch
 from ooco_gym.vllm.rules import make_rule
 from ooco_gym.vllm.settings import Settings, parse_settings, read_settings
@@ -87,15 +88,15 @@ def test_a_fitted_belief_is_what_was_fitted(tmp_path: Path) -> None:
     import json
 
     (tmp_path / "latency.json").write_text(json.dumps(FIT))
-    belief = Fitted.load(tmp_path / "chip.yaml")
+    belief = Belief(Terms.load(tmp_path / "chip.yaml"))
     sums = belief.add(belief.add(belief.none, 1, 100, True), 100, 100, False)
     assert belief.latency(sums) == pytest.approx(1e-6 * (4000 + 500 + 100 + 50 + 100.0 * 100))
     assert belief.latency(belief.none) == 0.0
     (tmp_path / "latency.json").write_text(json.dumps({**FIT, "step": -1.0}))
     with pytest.raises(UserError, match="at least 0"):
-        Fitted.load(tmp_path)
+        Terms.load(tmp_path)
     with pytest.raises(UserError, match=r"cannot be read.*calibrate chain"):
-        Fitted.load(tmp_path / "no" / "latency.json")
+        Terms.load(tmp_path / "no" / "latency.json")
 
 
 def test_a_bundle_that_says_another_rule_is_held_to_the_bounds_of_the_one_in_use(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf import cost_table
-from ooco_gym.perf.table import attention_ps, dense_ps
+from ooco_gym.perf import cost_table, mixed_latency_ps
 from ooco_gym.scenario import Cluster, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Simulation, simulate
@@ -77,11 +75,8 @@ def test_latency_is_that_of_the_tables() -> None:
         pytest.fail("the second chunk never came")
     table = cost_table(episode.machines[0].deployment, 63)
     contexts = sum(int(requests[i]["num_computed_tokens"]) + 1 for i in range(3))
-    base, slope, other, rise = table.attention_lines[3]
-    expected = (dense_ps(table, 203) + table.head_ps[4] + max(base + slope * contexts, other + rise * contexts)
-                + round(float(attention_ps(table, *table.attention.features(np.array([200]), np.array([400]))))))
     spec = episode.state.instances[0]
-    assert spec["end_ps"] - spec["start_ps"] == expected
+    assert spec["end_ps"] - spec["start_ps"] == mixed_latency_ps(table, [[200]], 200, [3], [contexts])[0]
 
 
 def test_recomputed_tokens_are_waste() -> None:

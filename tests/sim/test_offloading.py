@@ -17,8 +17,7 @@ from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
-from ooco_gym.perf import cost_table
-from ooco_gym.perf.table import attention_ps, dense_ps
+from ooco_gym.perf import cost_table, prefill_latency_ps
 from ooco_gym.policy import Param, Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import find_offloaded, key_of, offload, renew_offloaded
@@ -140,8 +139,7 @@ def test_a_request_waits_for_its_load_and_computes_in_the_iteration_after_it(lin
     spec = next(spec for spec in steps(episode) if spec["start_ps"] >= 10e12)
     assert episode.state.requests["num_scheduled_tokens"].tolist() == [0, 0, 12]
     table = cost_table(episode.machines[0].deployment, 63)
-    computing = (dense_ps(table, 12) + table.head_ps[1]
-                 + round(float(attention_ps(table, *table.attention.features(np.array([12]), np.array([2060]))))))
+    computing = prefill_latency_ps(table, [(12, 2060)])
     loading = int((2048 - left) * 57_344 / link * 1e12)
     assert spec["start_ps"] == 10e12 + loading
     assert spec["end_ps"] - spec["start_ps"] == computing

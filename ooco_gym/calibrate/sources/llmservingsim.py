@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.calibrate.chip import known_model
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.documents import read_mapping
@@ -132,12 +133,10 @@ def _heads(model: ModelSpec, tp: int) -> dict[str, float]:
 
 def _model(path: Path, context: Context) -> ModelSpec:
     """Returns the model of the command, else of `engine.json`, else a known model's name in the path."""
-    name = context.model or str(_settings(path).get("model", ""))
-    if context.model or model_named(name):
-        return load_model(model_named(name) or name)
-    if name:
-        raise UserError(f"'{path.parent / 'engine.json'}' names the model '{name}', which is none of "
-                        f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
+    if context.model:
+        return load_model(model_named(context.model) or context.model)
+    if name := str(_settings(path).get("model", "")):
+        return load_model(known_model(name, path.parent))
     named = [found for text in path.parts[:-1] if (found := model_named(text))]
     if named:
         return load_model(named[-1])

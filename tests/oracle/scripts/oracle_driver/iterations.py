@@ -100,14 +100,11 @@ class Clock:
     def _prefill_attention(self, work: float, rows: float, context: float, prompts: float) -> float:
         if self._measured:
             return self._looked_up(work, rows, prompts)
-        critical = self._critical * context / prompts
-        first, second = (max(0.0, roof[0] * work + roof[1] * rows + roof[2] * context + roof[3] * prompts)
-                         for roof in self._roofs)
-        largest = max(first, second, critical)
+        terms = [max(0.0, roof[0] * work + roof[1] * rows + roof[2] * context + roof[3] * prompts)
+                 for roof in self._roofs] + [self._critical * context / prompts]
+        largest = max(terms)
         if self._exponent < math.inf and largest > 0.0:
-            norm = steady((first / largest) ** self._exponent) + steady((second / largest) ** self._exponent)
-            if critical > 0.0:
-                norm += steady((critical / largest) ** self._exponent)
+            norm = sum(steady((one / largest) ** self._exponent) for one in terms)
             largest *= steady(norm ** (1.0 / self._exponent))
         linear = self._linear
         return (self._launch + linear[0] * work + linear[1] * rows + linear[2] * context + linear[3] * prompts

@@ -14,16 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.engines.foreseen import Foreseen, Load, fit_requests
-from experiments.engines.host import mode_of, write_clock
-from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
-from experiments.engines.served import Again, Served, compare, serve_again, served, served_plots
+from ooco_gym.calibrate.chip import known_model
+from ooco_gym.calibrate.iterations import mode_of, write_clock
+from ooco_gym.calibrate.requests import Foreseen, Load, fit_requests
+from ooco_gym.calibrate.rows import plain
+from ooco_gym.calibrate.served import (
+    HASHES,
+    TOKEN_IDS,
+    Again,
+    Recorded,
+    Served,
+    compare,
+    read_run,
+    serve_again,
+    served,
+    served_plots,
+)
 from ooco_gym.errors import UserError, whole_number
-from ooco_gym.perf import list_chips, list_models, load_chip
+from ooco_gym.perf import list_chips, load_chip
 from ooco_gym.perf.measurements import measurements
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
-from ooco_gym.report import Section, Table, console, write_page
+from ooco_gym.report import Section, Table, write_page
 from ooco_gym.report.terminal import remarks
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
 from ooco_gym.workload import Trace
@@ -39,13 +51,7 @@ def model_of(run: Recorded, given: str | None) -> str:
     Raises:
         UserError: neither names a model of ours.
     """
-    if given:
-        return model_named(given) or given
-    name = str(run.engine.get("model", ""))
-    if model_named(name):
-        return model_named(name)
-    raise UserError(f"'{run.folder / 'engine.json'}' names the model '{name}', which is none of "
-                    f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
+    return (model_named(given) or given) if given else known_model(run.engine.get("model", ""), run.folder)
 
 
 def chip_of(run: Recorded, given: Any) -> str:
@@ -56,8 +62,8 @@ def chip_of(run: Recorded, given: Any) -> str:
     """
     if isinstance(given, str):
         return given
-    text = _plain(str(run.engine.get("gpu") or run.engine.get("device") or ""))
-    found = [name for name in list_chips() if _plain(name) in text]
+    text = plain(run.engine.get("gpu") or run.engine.get("device") or "").replace("_", "")
+    found = [name for name in list_chips() if name.replace("_", "") in text]
     if not found:
         raise UserError(f"'{run.folder / 'engine.json'}' names no known chip ('gpu'); give chip=NAME or "
                         "chip=FILE.yaml, which 'ooco-gym calibrate data=FOLDER' makes of the card's kernel times")
@@ -67,10 +73,6 @@ def chip_of(run: Recorded, given: Any) -> str:
 def degree_of(run: Recorded) -> int:
     """Returns the number of chips over which the engine split the model."""
     return int(run.engine.get("tensor_parallel", 1))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def measured(run: Recorded) -> Served:
@@ -152,11 +154,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if run.failed:
         said.append(f"left out: {run.failed} requests without a token or without times")
     for timing, fit in fits.items():
-        console().print(f"host time on top of {chip}, timing={timing}: {fit}; averages are {100 * fit.left:.1f} % off; "
-                        f"written: '{_clock_file(out, timing)}', to be used as cluster.engine_clock=FILE",
-                        highlight=False, markup=False, soft_wrap=True)
+        print(f"host time on top of {chip}, timing={timing}: {fit}; averages are {100 * fit.left:.1f} % off; written: "
+              f"'{_clock_file(out, timing)}', to be used as cluster.engine_clock=FILE")
     for sentence in said:
-        console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
+        print(f"note: {sentence}")
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "sharing_ratio": sharing_ratio(trace_of(run)),
             "results": found, "notes": [*said, *remarked.values()],

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engines.host import described
-from experiments.engines.served import Served
+from ooco_gym.calibrate.iterations import described
+from ooco_gym.calibrate.served import Served
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import LONGEST_S, NO_HOST_TIME, EngineClock
 
