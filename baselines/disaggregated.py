@@ -22,12 +22,21 @@ keeps its place to the end, and online requests wait for one.
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
-from ooco_gym.policy.rules import flush, least_backlog, lightest_strict, route_by_class, write_urgent
+from ooco_gym.policy.rules import (
+    flush,
+    least_backlog,
+    lightest_strict,
+    route_by_class,
+    uncached_there,
+    write_urgent,
+)
 from ooco_gym.sim import state as s
 
 PREFILL_TOKENS = Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000)
 PREFIX_CACHING = Param("prefix_caching", "keep prompt prefixes, and hand over only what the decode instance lacks",
                        choices=("off", "on"), default="off")
+LOCAL_PREFILL = Param("local_prefill_tokens", "longest prompt, after its cached part, that is prefilled where it "
+                      "decodes (Dynamo's max_local_prefill_length); 0: none", 0, 1_000_000, default=0)
 
 # --- Base P/D -------------------------------------------------------------------------------------------------------
 
@@ -35,14 +44,17 @@ PREFIX_CACHING = Param("prefix_caching", "keep prompt prefixes, and hand over on
 @hook(ROUTE, flushes=True)
 def route_class_blind(view):
     """Routes by least predicted backlog for prefill, and for decode to the instance with the
-    shortest step."""
-    state = view.state
+    shortest step, which also prefills what is short."""
+    state, longest = view.state, view.state.config.local_prefill_tokens
     if state.requests[view.request].status < s.WAITING:
+        decode = lightest_strict(state, view.request, 0) if longest > 0 else 0
+        if longest > 0 and uncached_there(state, decode, view.request) <= longest:
+            return decode
         return least_backlog(state, view.request, True)
     return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first within a bound
 
 
-base_pd = Policy("base_pd", (PREFILL_TOKENS, PREFIX_CACHING), class_blind=True, route=route_class_blind)
+base_pd = Policy("base_pd", (PREFILL_TOKENS, PREFIX_CACHING, LOCAL_PREFILL), class_blind=True, route=route_class_blind)
 
 
 # --- Online priority ------------------------------------------------------------------------------------------------

@@ -85,6 +85,15 @@ def shortest(view):
 
 
 @inner
+def uncached_there(state, instance, slot):
+    """Tokens of a request's context that a prefill on an instance would compute."""
+    if caches(state):
+        flush_totals(state, instance)
+        settle(state, instance)
+    return uncached_tokens(state, instance, slot)
+
+
+@inner
 def least_backlog(state, slot, online):
     """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing); with prefix
     caches, of that and the request's own prefill (Mooncake, arXiv 2407.00079, Algorithm 1)."""
@@ -96,9 +105,7 @@ def least_backlog(state, slot, online):
         if online and (spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE):
             backlog += spec.end_ps - state.clock.now_ps
         if cached:
-            flush_totals(state, instance)
-            settle(state, instance)
-            backlog += predict_prefill(state, instance, uncached_tokens(state, instance, slot))
+            backlog += predict_prefill(state, instance, uncached_there(state, instance, slot))
         if backlog < least:
             best, least = instance, backlog
         if least == 0:  # none has less

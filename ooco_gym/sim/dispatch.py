@@ -143,11 +143,11 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
         return _dispatch_mixed(state, instance, compose)
     while spec.activity == s.IDLE:
         if spec.stage == CHOOSE:
-            if spec.role == s.RELAXED:
+            if spec.role == s.RELAXED or spec.online_waiting > 0:
                 done = _start_online(state, instance, evict_hook)
                 if done == DECLINED:
                     spec.hold = s.HOLD  # the refused request asks again at the next step
-                elif done < 0:
+                elif done < 0 and spec.role == s.RELAXED:
                     done = _start_offline(state, instance, gate)
                 if done >= 0:
                     return done
@@ -339,7 +339,9 @@ def place(state, slot, queued, route, evict_hook):
     """
     request = state.requests[slot]
     if request.target < 0:
-        answer = _choose_target(state, slot, route)
+        answer = s.STAY  # prefilled where it decodes
+        if state.instances[request.instance].role == s.RELAXED:
+            answer = _choose_target(state, slot, route)
         if answer == s.ASK:
             return UNANSWERED
         if answer == s.STAY:

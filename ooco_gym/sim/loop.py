@@ -81,14 +81,17 @@ def _fade(rate, elapsed, horizon_s):
 
 @inlined
 def _arrive(state, slot, route):
-    """Routes an arriving request to a relaxed (or mixed) instance, where it queues for prefill."""
+    """Routes an arriving request to a relaxed (or mixed) instance, where it queues for prefill; with
+    `local_prefill_tokens` also to the strict instance where it will decode."""
     request, clock = state.requests[slot], state.clock
-    instance = 0
-    if state.config.relaxed_count > 1:
+    instance, reached = 0, state.config.relaxed_count
+    if state.config.local_prefill_tokens > 0 and request.urgent:
+        reached = state.instances.size
+    if reached > 1:
         answer = ask(state, s.ROUTE, -1, slot, 0, route)
         if answer == s.ASK:
             return UNANSWERED
-        instance = answer if 0 <= answer < state.config.relaxed_count else 0
+        instance = answer if 0 <= answer < reached else 0
     request.instance = instance
     request.origin = instance
     request.target = -1

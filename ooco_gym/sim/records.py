@@ -293,6 +293,7 @@ class Config(Record):
     class_blind: int  # offline requests are scheduled as online ones
     gate_window: int  # number of waiting requests that a gate looks at
     prefill_tokens: int  # budget of one prefill batch
+    local_prefill_tokens: int  # longest prompt, after its cached part, that is prefilled where it decodes
     layer_resume: int  # an interrupted prefill resumes at the layer reached
     block_tokens: int
     hash_tokens: int  # prompt tokens per prefix hash of the trace

@@ -38,7 +38,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "stop_share": st.sampled_from((0.5, 0.98)), "estimate_every": st.integers(1, 3),
         "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "gate_window": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
-    "base_pd": {"prefill_tokens": st.sampled_from((512, 2048)), "prefix_caching": st.sampled_from(("off", "on"))},
+    "base_pd": {"prefill_tokens": st.sampled_from((512, 2048)), "prefix_caching": st.sampled_from(("off", "on")),
+                "local_prefill_tokens": st.sampled_from((0, 0, 200, 100_000))},
     "online_priority": {"batch_cap": st.sampled_from((0, 1, 3, 8)), "interrupt": st.sampled_from(("never", "always")),
                         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
 }

@@ -178,7 +178,7 @@ def check_running(state: s.State) -> None:
             if spec["role"] == s.RELAXED:
                 assert not any(state.requests["urgent"][slot] for slot in batch), "online decode on relaxed"
         elif spec["activity"] != s.IDLE:
-            assert spec["role"] == s.RELAXED, "a strict instance prefills"
+            assert spec["role"] == s.RELAXED or state.config.local_prefill_tokens > 0, "a strict instance prefills"
             assert all(state.requests["status"][slot] == s.PREFILLING for slot in batch)
             urgent = spec["activity"] == s.PREFILL_ONLINE
             assert all(state.requests["urgent"][slot] == urgent for slot in batch)
@@ -197,7 +197,7 @@ def check_tokens(state: s.State) -> None:
     assert (requests["first_token_ps"] <= now).all() and (requests["finish_ps"] <= now).all()
     assert (requests["kv_lost"][np.isin(status, LISTED)] == 0).all()
     strict = state.instances["role"][requests["instance"]] == s.STRICT
-    assert not (strict & (status == s.PREFILLING)).any()
+    assert state.config.local_prefill_tokens > 0 or not (strict & (status == s.PREFILLING)).any()
     decoded = int(state.instances["decoded_tokens"].sum())
     prefilled = int(made.sum()) - decoded
     assert prefilled >= np.count_nonzero(made > 0) * (1 - state.config.decode_first_token)

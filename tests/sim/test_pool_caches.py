@@ -61,3 +61,16 @@ def test_runs_and_single_steps_are_the_same(case: tuple[Setup, Trace]) -> None:
     setup, trace = case
     runs, steps = (Episode(setup, trace=trace, bulk=bulk).play().state for bulk in (True, False))
     assert not differences(runs, steps)
+
+
+@pytest.mark.parametrize(("longest", "moves", "shared"), [(0, 2, 8000), (99, 2, 8000), (100, 1, 8000)])
+def test_a_short_rest_is_prefilled_where_it_decodes(longest: int, moves: int, shared: int) -> None:
+    """The second prompt lacks 100 tokens where the first one decoded: within the bound nothing of it moves."""
+    setup = Setup((), policy="base_pd", values=(("prefix_caching", "on"), ("local_prefill_tokens", longest)))
+    played = Episode(setup, trace=second_asks(8000, 100)).play()
+    table, request = cost_table(played.machines[0].deployment, 64), played.state.requests[1]
+    bytes_per_ps = table.kv_bytes_per_token / LINK * s.PS_PER_S
+    assert played.state.links["busy_ps"].sum() == sum(int(n * bytes_per_ps) for n in (8000, 100)[:moves])
+    assert request["cached_tokens"] == shared and request["instance"] == 1
+    assert request["first_token_ps"] - request["arrival_ps"] == prefill_latency_ps(table, [(100, 8100)])
+    assert (played.state.instances["online_prefill_ps"][1] > 0) == (moves == 1)
