@@ -70,7 +70,8 @@ def made_private(folder: Path) -> str:
 
 
 def user_folder() -> Path:
-    """`~/.cache/ooco-gym`; for a user without a home, as in some containers, a temporary folder."""
+    """`~/.cache/ooco-gym`; for a user without a home, as in some containers, a temporary folder (there
+    platformdirs would make a folder `~` in the working directory)."""
     try:
         return Path.home() / ".cache" / "ooco-gym"
     except RuntimeError:

@@ -35,11 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 0, 1 after a bug, 2 after a mistake, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    names = (*sys.argv, os.environ.get("PWD", ""))
-    if argv is None and sys.getfilesystemencoding() == "ascii" and not all(map(str.isascii, names)):
-        # In an ASCII locale Python would split UTF-8 names into bytes; output keeps the locale's encoding.
-        os.execve(sys.executable, sys.orig_argv, {"PYTHONIOENCODING": "ascii:backslashreplace", **os.environ,
-                                                  "PYTHONUTF8": "1"})
     gc.set_threshold(10_000)  # collecting imported objects would take a tenth of a start
     with _quiet_pipes():
         return _main(list(sys.argv[1:] if argv is None else argv))

@@ -5,33 +5,18 @@ A new format is a `TraceFormat` in `FORMATS`; `reading` interprets it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import numpy as np
-import pyarrow as pa
 
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.checks import number
-from ooco_gym.workload.classes import OFFLINE_WORDS
+from ooco_gym.workload.guesses import EPOCH_S, SURE_MS, UNITS, few, keys_to_give, of_a_batch, played, surely_ms, unit_of
 from ooco_gym.workload.table_reader import TraceTable
 from ooco_gym.workload.trace import MAX_TOKENS, SECONDS
 from ooco_gym.workload.unfolding import FORMS
 
-EPOCH_S = 1e8       # three years: later than any trace is long
-LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
-UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "(^|[._ ])ts$", "date"), "prompt_tokens": (
-    "prompt", "input", "context", "tokens_?in$"), "output_tokens": (
-    "completion", "output", "candidates", "generat", "response", "tokens_?out$")}   # parts of names
-UNLIKELY = ("^end|[._ ]end|finish|complet|respon|first|updat|durat|laten", "time|max|limit|cache|total")   # of both
-SURE_MS = 100       # mean gap below which Mooncake's times may be seconds
-LONGEST_VALUE = 80  # longest value shown in a message
-LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
-              "stream_options.include_usage): log both with each request (docs/traces.md)")
 OPTIONAL = ("class", *SECONDS, "session", "client", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes",
             "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
@@ -151,23 +136,24 @@ def format_of(table: TraceTable, format: str = "auto", columns: Mapping[str, str
     form = _recognised(table) if format == "auto" else FORMATS[format]
     arrivals = given.get("arrival_s", form.columns["arrival_s"])
     own_times = arrivals == form.columns["arrival_s"]
-    unsure = form is MOONCAKE and format == "auto" and own_times and not _surely_ms(table, arrivals)
+    unsure = form is MOONCAKE and format == "auto" and own_times and not surely_ms(table, arrivals)
     if time_unit == "auto" and table.form is None and arrivals in table.columns and (
             given or form.own or table.holds_dates(arrivals)):
-        time_unit = _unit_of(table, arrivals)
+        time_unit = unit_of(table, arrivals)
     if given or (time_unit != "auto" and form.own):
         known = {ours: theirs for ours, theirs in form.columns.items() if theirs in table.columns}
         form = replace(form, name="your columns", columns={**OURS, **known, **given}, own=False,
                        unit=form.unit if own_times else "s")
     missing = {ours: form.columns[ours] for ours in REQUIRED if form.columns[ours] not in table.columns}
-    if form.untimed(table) or (list(missing) == ["arrival_s"] and (at_once or _of_a_batch(table, form))):
+    batch = list(missing) == ["arrival_s"] and (at_once or of_a_batch(table, form.there(table).get("class")))
+    if batch or form.untimed(table):
         missing.pop("arrival_s", None)
     for field in [*(field for field in given.values() if field not in table.columns), *missing.values()]:
         close = nearest(field, set(table.columns) - set(form.columns.values()))
         asked = field not in given.values() and (form in (OWN, *OPENAI) or form.name == "your columns")
         raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
                         f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
-                        f"{few(table.columns, None)}{_asked(table, missing) * asked}")
+                        f"{few(table.columns, None)}{keys_to_give(table, missing) * asked}")
     if unsure and time_unit == "auto":
         raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, or times less than "
                         f"{SURE_MS:g} apart in the mean, so the unit of '{arrivals}' is unknown: milliseconds, as "
@@ -198,69 +184,3 @@ def _recognised(table: TraceTable) -> TraceFormat:
     found = set(table.columns)
     best = max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
     return best if len(found & set(best.required)) > 1 else OWN
-
-
-def _of_a_batch(table: TraceTable, form: TraceFormat) -> bool:
-    """Returns whether all requests are offline and no column looks like a time."""
-    there = form.there(table)
-    if "class" not in there or _likely(table, "arrival_s") != "NAME" or any(map(table.holds_dates, table.columns)):
-        return False
-    classes = table.columns[there["class"]].cast(pa.string()).unique().to_pylist()
-    return {(one or "").strip().casefold() for one in classes} <= set(OFFLINE_WORDS)
-
-
-def _asked(table: TraceTable, missing: Iterable[str]) -> str:
-    """Returns the options that name the missing columns, in words."""
-    likely = {ours: _likely(table, ours) for ours in missing}
-    said = f"; say which they are: {played(*(f'columns.{ours}={name}' for ours, name in likely.items()))}"
-    if list(likely.items()) == [("arrival_s", "NAME")]:
-        said += "; if all requests arrive at the start, workload.class=offline (of ooco-gym data, at_once=true)"
-    return said + f"; if none has token counts, {LOG_TOKENS}" * ("NAME" in likely.values() and len(likely) > 1)
-
-
-def _likely(table: TraceTable, ours: str) -> str:
-    """Returns the column whose name is most like one of ours; NAME if there is none."""
-    last = {name: name.rpartition(".")[2].casefold() for name in table.columns}
-    found = [name for word in LIKELY[ours] for name in last
-             if re.search(word, last[name]) and not re.search(UNLIKELY[ours != "arrival_s"], last[name])]
-    tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
-    return [*tokens, *found, "NAME"][0]
-
-
-def _unit_of(table: TraceTable, field: str) -> str:
-    """Returns the unit evident in a column of times (dates, or numbers too large for seconds); else `auto`."""
-    if table.holds_dates(field):
-        return "date"
-    values = table.numbers_of(field)
-    largest = 0.0 if values is None else float(np.nanmax(values, initial=0.0))
-    if largest < LATEST_S:
-        return "auto"
-    return next((unit for unit, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "auto")
-
-
-def _surely_ms(table: TraceTable, field: str) -> bool:
-    """Returns whether a file with Mooncake's columns has its hashes, too, and times too far apart for seconds."""
-    values = table.numbers_of(field) if field in table.columns else None
-    times = np.zeros(0) if values is None else values[np.isfinite(values)]
-    return bool({"hash_ids", "delay"} & set(table.columns)) and (
-        len(times) < 2 or not 0 < np.ptp(times) / (len(times) - 1) < SURE_MS)
-
-
-def played(*settings: str) -> str:
-    """Returns options as the readers take them, and as a workload does."""
-    words = " ".join(_word(one) for one in settings)
-    of_workload = " ".join(_word(f"workload.{one}") for one in settings)
-    return f"{words} (for a workload file, {of_workload})"
-
-
-def _word(setting: str) -> str:
-    """Returns an option quoted for a shell and the command line."""
-    key, _, value = setting.partition("=")
-    return setting if re.fullmatch(r"\[.*|[\w.@/:-]*", value) else f"'{key}=\"{value}\"'"
-
-
-def few(names: Iterable[str], longest: int | None = LONGEST_VALUE) -> str:
-    """Returns at most 12 names or values for a message, those that are longer shortened."""
-    texts = [repr(name)[1:-1] for name in names]
-    texts = [text if len(text[:longest]) == len(text) else f"{text[:longest]}…" for text in texts]
-    return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")

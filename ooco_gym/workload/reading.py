@@ -6,7 +6,6 @@ Each value is checked; an error names its row.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from ooco_gym.errors import UserError
-from ooco_gym.workload.classes import CLASS_WORDS, NAME, NAMED
-from ooco_gym.workload.formats import EPOCH_S, LATEST_S, UNITS, TraceFormat, few, format_of, played
+from ooco_gym.workload.classes import NAME, NAMED
+from ooco_gym.workload.formats import TraceFormat, format_of
+from ooco_gym.workload.guesses import (
+    EPOCH_S,
+    LATEST_S,
+    UNITS,
+    check_counts,
+    doubts,
+    loaded,
+    played,
+    unit_within,
+    unread,
+)
 from ooco_gym.workload.keyed import scattered
-from ooco_gym.workload.rows import check_counts, flat, loaded, named
 from ooco_gym.workload.sessions import previous_turns
 from ooco_gym.workload.table_reader import TraceTable, read_table, unreadable
 from ooco_gym.workload.trace import (
     BLOCK_TOKENS,
     DEFAULT_CLASSES,
     MAX_TOKENS,
-    MOST_CLASSES,
     SECONDS,
     Hashes,
     Trace,
@@ -41,12 +49,7 @@ DATE = "a date and time such as 2023-11-16 18:15:46.680590"
 MAX_NS = 2**63 - 1
 USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens per hash that are tried
 LONGEST_USUAL = 1_000_000
-SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which the unit is questioned
-FEWEST_TO_DOUBT = 20
-PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
 TIMES = ("ttft_s", "e2e_s")     # measured times in nested forms, for `calibrate replay`
-CACHED = re.compile("cache_?(read|creation|write)_input")  # columns of prompt tokens that a cache had
-LOOKED_AT = 10_000      # values examined in an unread column
 
 
 def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
@@ -57,7 +60,7 @@ def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | N
     if table.rows == 0:
         where = f" of the form '{table.form}' (docs/traces.md)" if table.form else ""
         raise UserError(f"trace file '{path}' holds no request{where}")
-    check_counts(table, [*(columns or {}).values(), *flat(rows.get("only"))])
+    check_counts(table, columns, rows.get("only"))
     form = format_of(table, format, columns, time_unit, block_tokens, at_once)
     trace = trace_of(table, form, **rows)
     return trace if time_scale is None else stretched(trace, time_scale), form, table
@@ -84,7 +87,8 @@ def trace_of(table: TraceTable, form: TraceFormat, only: Mapping[str, Any] | Non
     untimed = [f"turns without times wait for the turn before: sessions are closed, and their delays are "
                f"{UNITS[form.unit][0]} after the turn before"] if not timed else [
                    "no column has times: all requests arrive at 0 s"] * at_once
-    notes = [*untimed, *moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
+    doubted = [] if form.name in FORMS else doubts(ticks, form.unit, form.per_second)  # nested forms are sure
+    notes = [*untimed, *moved, *left_out, *doubted, *unread(table, there, (form.parent, *TIMES)), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
         notes += [f"sorted by time: {late} of {len(ticks)} requests were earlier than the previous "
@@ -146,7 +150,7 @@ def _ticks(table: TraceTable, field: str, unit: str) -> np.ndarray:
     values = table.integers(field, expected, 0, MAX_NS) if unit == "ns" else table.numbers(field, expected)
     table.demand(np.isfinite(values) & (values >= 0), field, expected)
     largest = float(values.max())
-    finer = next((one for one, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "ns")
+    finer = unit_within(largest, LATEST_S, "ns")
     table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "
                  f"{UNITS[finer][0]}, say so: {played(f'time_unit={finer}')}")
     return values
@@ -288,38 +292,3 @@ def _served(table: TraceTable, found: Mapping[str, np.ndarray]) -> tuple[np.ndar
         notes.append(f"dropped {failed.sum()} of {table.rows} requests with zero output tokens (failed), the first at "
                      f"{table.place(int(np.argmax(failed)))}")
     return np.flatnonzero(~failed), notes
-
-
-def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
-    """Returns a note on times whose unit is suspicious; the units of nested forms are certain."""
-    if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date" or form.name in FORMS:
-        return []
-    gap = float(ticks.max() - ticks.min()) / (len(ticks) - 1)
-    gap_s, whole = gap / form.per_second, np.all(ticks == np.rint(ticks))
-    if not (gap_s >= SPARSE_S and whole) and not (0 < gap_s < DENSE_S and form.unit != "s"):
-        return []
-    likely = next((unit for unit, (_, per_s) in UNITS.items() if gap < SPARSE_S * per_s), "ns")
-    return [f"read as {UNITS[form.unit][0]} the times are {gap_s:.3g} s apart in the mean: if they are "
-            f"{UNITS[likely][0]}, import the file with time_unit={likely}"] if likely != form.unit else []
-
-
-def _unread(table: TraceTable, form: TraceFormat) -> list[str]:
-    """Returns notes on columns that are not read, first on those that look like classes of requests."""
-    read, notes = form.there(table), []
-    left_out = [name for name in table.columns if name not in (*read.values(), form.parent, *TIMES)]
-    for name in left_out if "class" not in read else ():
-        column, priority = table.columns[name], named(name) in PRIORITIES
-        if not (priority or pa.types.is_string(column.type)) or pa.types.is_nested(column.type):
-            continue
-        values = sorted(str(value) for value in column[:LOOKED_AT].drop_null().unique().to_pylist())
-        if priority * 2 <= len(values) <= MOST_CLASSES and (priority or any(
-                one.casefold() in CLASS_WORDS for one in values)):
-            key, numbers = f"columns.class={name}", ", numbers as p0, p1, …" * values[0].isdigit()
-            notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
-                         f"all requests count as online; {key} reads it (for a workload file, workload.{key}){numbers}")
-    prompt = read["prompt_tokens"]
-    for name in left_out if "input" in named(prompt) else ():
-        if CACHED.match(named(name)) and (counts := table.numbers_of(name)) is not None and np.nansum(counts) > 0:
-            notes.append(f"warning: column '{name}' has {np.nansum(counts):,.0f} tokens of prompts and is not read; in "
-                         f"Anthropic's and Bedrock's logs '{prompt}' is without them: add them to it in the file")
-    return [*notes, *([f"columns left out: {few(left_out, None)}"] if left_out else [])]

@@ -20,9 +20,9 @@ import pyarrow.parquet
 from ooco_gym import files
 from ooco_gym.documents import version_of
 from ooco_gym.workload.catalogue import Dataset
-from ooco_gym.workload.formats import FORMATS, LATEST_S, OWN, UNITS
+from ooco_gym.workload.formats import FORMATS, OWN
+from ooco_gym.workload.guesses import LATEST_S, TOLD, UNITS, named
 from ooco_gym.workload.reading import file_name, read_whole, trace_of
-from ooco_gym.workload.rows import TOLD, named
 from ooco_gym.workload.table_reader import BROKEN, read_parquet, unreadable
 from ooco_gym.workload.trace import Trace, is_set
 

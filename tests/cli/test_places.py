@@ -70,22 +70,6 @@ def test_a_full_disk_is_said_and_what_was_written_stays(toy: SimpleNamespace) ->
     assert (where / "checkpoint").read_text() == "hours of work"
 
 
-def test_names_in_utf_8_where_the_locale_knows_ascii_alone(tmp_path: Path) -> None:
-    """Of traces, policies and folders; Python would take them apart."""
-    folder = tmp_path / "größe ç"
-    folder.mkdir()
-    (folder / "spur.csv").write_text("arrival_s,prompt_tokens,output_tokens,class\n0,9,9,online\n1,9,9,offline\n")
-    (folder / "regel.yaml").write_text("extends: ooco\nslo_margin: 0.8\n")
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
-                   "PYTHONPATH": str(Path(__file__).parents[2])}
-    for words in (["simulate", "policy=größe ç/regel.yaml", "workload.path=größe ç/spur.csv"],
-                  ["compare", "policies=[größe ç/regel.yaml,base_pd]", "seeds=1", "duration_s=5"]):
-        ended = subprocess.run([sys.executable, "-m", "ooco_gym", *words, "out=größe ç/A"], cwd=tmp_path,
-                               env=environment, capture_output=True, timeout=120, check=False)
-        assert ended.returncode == 0, ended.stderr.decode()
-        assert (folder / "A" / "summary.json").is_file()
-
-
 def test_a_folder_that_another_command_writes_into_is_refused(toy: SimpleNamespace) -> None:
     """Until that one has ended, however it did."""
     (toy.cwd / "results").mkdir()

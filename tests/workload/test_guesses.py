@@ -12,7 +12,7 @@ import pytest
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import open_trace, read_trace, write_trace
-from ooco_gym.workload.rows import loaded
+from ooco_gym.workload.guesses import loaded
 from ooco_gym.workload.table_reader import read_table
 from tests.workload.test_unfolding import SAMPLES as FORMATS_FOLDER
 

@@ -1,8 +1,7 @@
-"""Selection of the rows of a file that are load: those the user chose, without failed requests and
-warm-up.
+"""What is guessed of a log: the unit of its times, which columns are meant, and which rows are no load (failed, warming
+up, without counts, there twice). A guess that changes what is read is a note or an error.
 
-A column is recognised by the last part of its name, in any letter case: `response.status_code` is a
-`status_code`.
+A column is recognised by the last part of its name, in any letter case: `response.status_code` is a `status_code`.
 """
 
 from __future__ import annotations
@@ -16,15 +15,134 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.workload.formats import LOG_TOKENS, few, played
+from ooco_gym.workload.classes import CLASS_WORDS, OFFLINE_WORDS
 from ooco_gym.workload.table_reader import TraceTable
+from ooco_gym.workload.trace import MOST_CLASSES
 
+EPOCH_S = 1e8       # three years: later than any trace is long
+LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
+UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
+LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "(^|[._ ])ts$", "date"), "prompt_tokens": (
+    "prompt", "input", "context", "tokens_?in$"), "output_tokens": (
+    "completion", "output", "candidates", "generat", "response", "tokens_?out$")}   # parts of names
+UNLIKELY = ("^end|[._ ]end|finish|complet|respon|first|updat|durat|laten", "time|max|limit|cache|total")   # of both
+SURE_MS = 100       # mean gap below which Mooncake's times may be seconds
+LONGEST_VALUE = 80  # longest value shown in a message
+LOG_TOKENS = ("a server's response has them as usage.prompt_tokens and usage.completion_tokens (when streaming, with "
+              "stream_options.include_usage): log both with each request (docs/traces.md)")
+SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which the unit is questioned
+FEWEST_TO_DOUBT = 20
+PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
+CACHED = re.compile("cache_?(read|creation|write)_input")  # columns of prompt tokens that a cache had
+LOOKED_AT = 10_000      # values examined in an unread column
 FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
 NO_COUNT = ("", "-", "0", "none", "null", "nan")  # in both lengths
 NOTHING = ("", "-", "0", "none", "null", "nan", "false", "no", "ok", "[]", "{}")
 NO_CALL = ("agent", "workflow", "chain", "task", "tool", "retrieval", "retriever", "embedding")     # kinds of spans
 STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # HTTP status
 DOUBLED_SHARE = 0.01    # share of rows equal to an earlier one from which there is a warning
+
+
+def played(*settings: str) -> str:
+    """Returns options as the readers take them, and as a workload does."""
+    words = " ".join(_word(one) for one in settings)
+    of_workload = " ".join(_word(f"workload.{one}") for one in settings)
+    return f"{words} (for a workload file, {of_workload})"
+
+
+def _word(setting: str) -> str:
+    """Returns an option quoted for a shell and the command line."""
+    key, _, value = setting.partition("=")
+    return setting if re.fullmatch(r"\[.*|[\w.@/:-]*", value) else f"'{key}=\"{value}\"'"
+
+
+def few(names: Iterable[str], longest: int | None = LONGEST_VALUE) -> str:
+    """Returns at most 12 names or values for a message, those that are longer shortened."""
+    texts = [repr(name)[1:-1] for name in names]
+    texts = [text if len(text[:longest]) == len(text) else f"{text[:longest]}…" for text in texts]
+    return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")
+
+
+def unit_within(value: float, most_s: float, none: str) -> str:
+    """Returns the coarsest unit in which a value is below `most_s` seconds, else `none`."""
+    return next((unit for unit, (_, per_s) in UNITS.items() if value < most_s * per_s), none)
+
+
+def unit_of(table: TraceTable, field: str) -> str:
+    """Returns the unit evident in a column of times (dates, or numbers too large for seconds); else `auto`."""
+    if table.holds_dates(field):
+        return "date"
+    values = table.numbers_of(field)
+    largest = 0.0 if values is None else float(np.nanmax(values, initial=0.0))
+    return "auto" if largest < LATEST_S else unit_within(largest, LATEST_S, "auto")
+
+
+def surely_ms(table: TraceTable, field: str) -> bool:
+    """Returns whether a file with Mooncake's columns has its hashes, too, and times too far apart for seconds."""
+    values = table.numbers_of(field) if field in table.columns else None
+    times = np.zeros(0) if values is None else values[np.isfinite(values)]
+    return bool({"hash_ids", "delay"} & set(table.columns)) and (
+        len(times) < 2 or not 0 < np.ptp(times) / (len(times) - 1) < SURE_MS)
+
+
+def doubts(ticks: np.ndarray, unit: str, per_second: float) -> list[str]:
+    """Returns a note on times whose unit is suspicious."""
+    if len(ticks) <= FEWEST_TO_DOUBT or unit == "date":
+        return []
+    gap = float(ticks.max() - ticks.min()) / (len(ticks) - 1)
+    gap_s, whole = gap / per_second, np.all(ticks == np.rint(ticks))
+    if not (gap_s >= SPARSE_S and whole) and not (0 < gap_s < DENSE_S and unit != "s"):
+        return []
+    likely = unit_within(gap, SPARSE_S, "ns")
+    return [f"read as {UNITS[unit][0]} the times are {gap_s:.3g} s apart in the mean: if they are "
+            f"{UNITS[likely][0]}, import the file with time_unit={likely}"] if likely != unit else []
+
+
+def of_a_batch(table: TraceTable, class_column: str | None) -> bool:
+    """Returns whether all requests are offline and no column looks like a time."""
+    if not class_column or _likely(table, "arrival_s") != "NAME" or any(map(table.holds_dates, table.columns)):
+        return False
+    classes = table.columns[class_column].cast(pa.string()).unique().to_pylist()
+    return {(one or "").strip().casefold() for one in classes} <= set(OFFLINE_WORDS)
+
+
+def keys_to_give(table: TraceTable, missing: Iterable[str]) -> str:
+    """Returns the options that name the missing columns, in words."""
+    likely = {ours: _likely(table, ours) for ours in missing}
+    said = f"; say which they are: {played(*(f'columns.{ours}={name}' for ours, name in likely.items()))}"
+    if list(likely.items()) == [("arrival_s", "NAME")]:
+        said += "; if all requests arrive at the start, workload.class=offline (of ooco-gym data, at_once=true)"
+    return said + f"; if none has token counts, {LOG_TOKENS}" * ("NAME" in likely.values() and len(likely) > 1)
+
+
+def _likely(table: TraceTable, ours: str) -> str:
+    """Returns the column whose name is most like one of ours; NAME if there is none."""
+    last = {name: name.rpartition(".")[2].casefold() for name in table.columns}
+    found = [name for word in LIKELY[ours] for name in last
+             if re.search(word, last[name]) and not re.search(UNLIKELY[ours != "arrival_s"], last[name])]
+    tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
+    return [*tokens, *found, "NAME"][0]
+
+
+def unread(table: TraceTable, read: Mapping[str, str], known: Sequence[str]) -> list[str]:
+    """Returns notes on columns neither `read` nor `known`, first on those that look like classes of requests."""
+    notes, left_out = [], [name for name in table.columns if name not in (*read.values(), *known)]
+    for name in left_out if "class" not in read else ():
+        column, priority = table.columns[name], named(name) in PRIORITIES
+        if not (priority or pa.types.is_string(column.type)) or pa.types.is_nested(column.type):
+            continue
+        values = sorted(str(value) for value in column[:LOOKED_AT].drop_null().unique().to_pylist())
+        if priority * 2 <= len(values) <= MOST_CLASSES and (priority or any(
+                one.casefold() in CLASS_WORDS for one in values)):
+            key, numbers = f"columns.class={name}", ", numbers as p0, p1, …" * values[0].isdigit()
+            notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
+                         f"all requests count as online; {key} reads it (for a workload file, workload.{key}){numbers}")
+    prompt = read["prompt_tokens"]
+    for name in left_out if "input" in named(prompt) else ():
+        if CACHED.match(named(name)) and (counts := table.numbers_of(name)) is not None and np.nansum(counts) > 0:
+            notes.append(f"warning: column '{name}' has {np.nansum(counts):,.0f} tokens of prompts and is not read; in "
+                         f"Anthropic's and Bedrock's logs '{prompt}' is without them: add them to it in the file")
+    return [*notes, *([f"columns left out: {few(left_out, None)}"] if left_out else [])]
 
 
 def _words(texts: Any, words: Sequence[str]) -> Any:
@@ -156,14 +274,11 @@ def _counted(table: TraceTable, read: Mapping[str, str]) -> tuple[TraceTable, li
         f"left out {lacks.sum():,} of {table.rows:,} rows {what}, the first at {table.place(int(np.argmax(lacks)))}"]
 
 
-def check_counts(table: TraceTable, said: Iterable[str | None]) -> None:
-    """Raises UserError for rows that sum over many requests, as usage exports have; `said` are
-    columns that the user names.
-
-    Raises:
-        UserError: a column counts the requests of a row, and a row has more than one.
-    """
-    for name in set(table.columns) - set(said):
+def check_counts(table: TraceTable, columns: Mapping[str, str | None] | None, only: Mapping[str, Any] | None) -> None:
+    """Raises UserError for rows that sum over many requests, as usage exports have, by a column that counts a row's
+    requests and that the user does not name in `columns` or `only`."""
+    said = {*(columns or {}).values(), *flat(only)}
+    for name in set(table.columns) - said:
         if named(name) in COUNTS and (counts := table.numbers_of(name)) is not None and np.nanmax(counts) > 1:
             row = int(np.nanargmax(counts > 1))
             raise UserError(f"trace file '{table.path}' has a sum a row and not a request a row: column '{name}' "
