@@ -11,7 +11,9 @@ import pytest
 
 import ooco_gym
 from ooco_gym.cli import main
+from ooco_gym.envs.rule_agent import TrainedAgent
 from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.resources import conf_root, load_yaml
 
 SHORT: dict[str, Any] = {"window_s": 30.0, "warmup_s": 20.0}
 GATING = "ooco_gym/PrefillGate-v1"
@@ -100,3 +102,16 @@ def test_an_exported_network_is_an_agent_where_it_fits(tmp_path: Path) -> None:
     for other in (gym.make("ooco_gym/OnlineTuning-v1", **SHORT), gym.make("ooco_gym/Retention-v1", **SHORT)):
         with pytest.raises(ooco_gym.UserError, match="other sizes"):
             ooco_gym.make_agent(str(bundle), other)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (conf_root() / "trained").iterdir()))
+def test_a_network_that_comes_with_the_package_plays_its_environment(name: str) -> None:
+    env: Any = gym.make(load_yaml("env", name)["id"], **SHORT)
+    agent = ooco_gym.make_agent("ppo", env)
+    assert isinstance(agent, TrainedAgent)
+    assert agent.policy.manifest["environment"] == env.spec.id
+    observation, _ = env.reset(seed=1)
+    for _ in range(5):
+        observation, _, over, cut, _ = env.step(agent(observation))
+        if over or cut:
+            break
