@@ -23,7 +23,7 @@ from ooco_gym.resources import load_yaml, names
 
 RECORD, PAGE, PICTURE = ROOT / "results/benchmarks.json", ROOT / "docs/benchmarks.md", "docs/assets/benchmarks.svg"
 BEGIN = "<!-- results: of ooco-gym benchmark, written by docs/generators/benchmarks.py -->"
-WIDTH, HEIGHT = 250.0, 96.0  # of one plot's axes
+WIDTH, HEIGHT, SMOOTHED = 250.0, 96.0, 8  # of one plot's axes; updates in a mean
 
 
 def body(record: Mapping[str, Any]) -> str:
@@ -50,6 +50,8 @@ def picture(record: Mapping[str, Any]) -> str:
 
 def _lines(curves: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
     """Points of each seed's line on axes that hold all of them, and the axes' ends."""
+    curves = [[(curve[end - 1][0], sum(value for _, value in curve[end - SMOOTHED:end]) / SMOOTHED)
+               for end in range(SMOOTHED, len(curve) + 1)] for curve in curves]
     most = max(point[0] for curve in curves for point in curve)
     values = [point[1] for curve in curves for point in curve]
     low, high = min(values), max(values)
