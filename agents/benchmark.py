@@ -24,13 +24,14 @@ import numpy as np
 from agents.evaluation.heuristics import BASE, RANDOM
 from agents.evaluation.scoring import interval_of
 from agents.policies.runs import SUMMARY_FILE
-from agents.settings import plain, positive, whole
+from agents.settings import Episodes
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import write_json
 from ooco_gym.metrics.crossed import iqm
 from ooco_gym.report import Table, with_interval
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.schema import Count, Seconds, check_all, plain
 
 EVALUATED, PROGRESS = "evaluation.json", "progress.csv"
 
@@ -67,9 +68,7 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: an unknown environment or agent, a number that is out of range, or a run that failed.
     """
     config, started = plain(cfg), time.monotonic()
-    for key in ("seeds", "episodes", "workers", "total_timesteps"):
-        whole(config, key, 1)
-    positive(config, "run_s")
+    check_all(config, seeds=Count, episodes=Episodes, workers=Count, total_timesteps=Count, run_s=Seconds)
     chosen, out = _chosen(config), Path(config["out"])
     training = {name: list(trainings(config, name, out / name)) for name in chosen}
     evaluating = {name: evaluation(config, name, out / name) for name in chosen}

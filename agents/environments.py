@@ -18,17 +18,18 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from agents.settings import group, number, plain
+from agents.settings import group
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.config import CONDITION, LOADS, NOT_ARGUMENTS
 from ooco_gym.envs.features import candidate_table
 from ooco_gym.envs.vector import WINDOWS
-from ooco_gym.errors import UserError, finite, is_whole, unknown
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import policy_of
 from ooco_gym.report import show_notes
 from ooco_gym.run_notes import say_played
 from ooco_gym.scenario import Scenario
+from ooco_gym.schema import is_whole, number, plain
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
@@ -133,7 +134,7 @@ def is_base_policy(policy: str, env: Any) -> bool:
 def env_of(config: Mapping[str, Any], purpose: str = "") -> dict[str, Any]:
     """The `env` of a command's configuration, with the command's own `window_s` and `warmup_s`; `purpose` as for
     `check_ours`, where it is needed."""
-    lengths = {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
+    lengths = {key: number(key, config[key], 0) for key in ("window_s", "warmup_s") if config.get(key) is not None}
     env = {**group(config, "env"), **lengths}
     if purpose:
         check_ours(env, purpose)
@@ -156,10 +157,10 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
 def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, Any]:
     """Returns an `env` configuration with episodes of `window_s` seconds; None keeps its own length. An environment of
     another package changes only if its configuration names `window_s`: it may take no such argument."""
-    config = plain(config)
-    if window_s is not None and ("window_s" in config or is_ours(config.get("id"))):
-        config["window_s"] = window_s
-    return config
+    mine: dict[str, Any] = plain(config)
+    if window_s is not None and ("window_s" in mine or is_ours(mine.get("id"))):
+        mine["window_s"] = window_s
+    return mine
 
 
 def windows(seeds: Sequence[int], count: int) -> list[Window]:
@@ -194,7 +195,7 @@ class SplitEpisodes(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the environment, whose reward must be a number."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, finite("the environment's reward", reward), terminated, truncated, info
+        return observation, number("the environment's reward", reward), terminated, truncated, info
 
     def action_masks(self) -> np.ndarray:
         """The legality of each action, bool (A,)."""

@@ -22,7 +22,6 @@ from agents.environments import make_env, windows
 from agents.evaluation.evaluate import depends_on, jobs_of, play_job
 from agents.evaluation.players import function_of, load_learned
 from agents.search.episodes import Field
-from agents.settings import plain, whole
 from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, unknown
@@ -34,6 +33,7 @@ from ooco_gym.policy import get_policy
 from ooco_gym.report import Table, percent
 from ooco_gym.report.terminal import track
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.schema import plain, whole
 from ooco_gym.study.runs import in_processes, policy_identity
 from ooco_gym.version import __version__
 
@@ -62,7 +62,7 @@ def _run(config: dict[str, Any], out: Path) -> dict[str, Any]:
     suite, policy = config["suite"], str(config["policy"] or "")
     if not policy:
         raise UserError("ooco-gym suite run needs a policy, such as policy=learned_gate or policy=my_rule.yaml")
-    count = whole({"windows": config["windows"] or suite["windows"]}, "windows", 1, most=int(suite["windows"]))
+    count = whole("windows", config["windows"] or suite["windows"], 1, int(suite["windows"]))
     tasks = tasks_of(config, policy)
     played, references = {}, {}
     workers, cache = int(config["workers"]), bool(config.get("cache"))

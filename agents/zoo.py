@@ -20,13 +20,14 @@ from agents.policies.runs import CONFIG_FILE, SEARCHED_FILE, STATE_FILE, SUMMARY
 from agents.search.command import search
 from agents.search.contest import play_held_out, ratio, search_config
 from agents.search.judging import rates_of
-from agents.settings import plain, require, whole
+from agents.settings import require
 from ooco_gym.documents import read_mapping, read_yaml
-from ooco_gym.errors import UserError, check_keys, end_if_interrupted, unknown
+from ooco_gym.errors import UserError, end_if_interrupted, unknown
 from ooco_gym.files import write_json
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.report import Table, percent
 from ooco_gym.resources import load_yaml
+from ooco_gym.schema import check_keys, plain, whole
 from ooco_gym.zoo import names
 
 _KEYS = ("env", "seed", "reference", "agent", "searches", "held_out", "windows", "seeds", "violation_limit")
@@ -70,7 +71,7 @@ def chosen(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             raise UserError(f"recipes.{name}.searches must have '{name}', which learns")
         for key, place, least in (("generations", recipe["agent"], 1), ("windows", recipe, 2)):
             if config.get(key) is not None:
-                place[key] = whole(config, key, least)
+                place[key] = whole(key, config[key], least, 1 << 16)
     return found
 
 

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.settings import plain
 from experiments.peaks import PeakPlan, peak_entry
 from ooco_gym.cli.commands import read_choice
-from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import as_json
-from ooco_gym.from_config import of_cell, scenario_of
 from ooco_gym.metrics.statistics import interval, resampled_estimate, within
 from ooco_gym.peak import label, title_of
 from ooco_gym.policy import get_policy, spelled
@@ -32,11 +30,14 @@ from ooco_gym.render.reading import load_words, sustained
 from ooco_gym.report import show_notes
 from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.run_notes import SEARCHED, say_clock, say_played
+from ooco_gym.scenario import left_open, scenario_of
+from ooco_gym.schema import check_keys, plain
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs
 from ooco_gym.study.search import Crossing, Limits, Point, SearchPlan
 from ooco_gym.study.sustain import Bench, placed
 from ooco_gym.study.tuning import parts_of, tune, with_settings
+from ooco_gym.workload import from_file, of_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,7 +159,9 @@ def cells_of(base: Scenario, options: Mapping[str, Any], policies: Sequence[str]
         _check_names(where, given)
         own = given.get("search") or {}
         check_keys(f"{where}.search", own, SearchPlan.__dataclass_fields__)
-        scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
+        cell = {key: given[key] for key in SCENARIO_KEYS if key in given}
+        trace = "workload" in cell and from_file(of_trace(cell["workload"]))  # whose open fields are a trace's
+        scenario = base.with_(**{**(left_open(options) if trace else {}), **cell})
         for name in (*policies, *(options["baselines"] or ())):
             scenario.on_kind(get_policy(name).mixed)
         cluster = scenario.load_cluster()

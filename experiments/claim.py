@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.settings import plain
 from experiments.figure import chosen, judged, ours, ranges
 from experiments.registry import CLAIMS, Figure
 from experiments.study import Study, section_of
 from ooco_gym.files import as_json
 from ooco_gym.metrics.statistics import ADVISED_SEEDS
 from ooco_gym.report import Column, Table, console, write_page
+from ooco_gym.schema import plain
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import Jobs
 

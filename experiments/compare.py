@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.settings import plain
-from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import cost_metrics, price_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
@@ -20,6 +18,8 @@ from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
 from ooco_gym.report.tables import flat
 from ooco_gym.run_notes import notes_of, say_clock, say_played
+from ooco_gym.scenario import scenario_of
+from ooco_gym.schema import plain
 from ooco_gym.study.options import baseline_of, names_of, seeds_of
 from ooco_gym.study.runs import Jobs
 from ooco_gym.study.tuning import parts_of, tuned_on, with_settings, words_of

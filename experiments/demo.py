@@ -17,13 +17,14 @@ from agents.policies.runs import searched_policy
 from agents.search.command import search
 from agents.search.contest import play_held_out, ratio, search_config
 from agents.search.judging import rates_of
-from agents.settings import plain, require
-from ooco_gym.errors import UserError, end_if_interrupted, whole_number
+from agents.settings import require
+from ooco_gym.errors import UserError, end_if_interrupted
 from ooco_gym.policy.registry import RETENTION, policy_named, spelling_of
 from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.render.reading import held_windows
 from ooco_gym.report import Section, console, curve, joined, minus, percent, plot, write_page
 from ooco_gym.report.pages import Plot
+from ooco_gym.schema import plain, whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,7 +41,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: an impossible option of a policy, environment or search.
     """
     options = plain(cfg)
-    begun, out, count = time.monotonic(), Path(options["out"]), whole_number("windows", options["windows"], 2)
+    begun, out, count = time.monotonic(), Path(options["out"]), whole("windows", options["windows"], 2)
     if len(options["searches"]) < 2 or LEARNED not in options["searches"]:
         raise UserError(f"searches must have '{LEARNED}', which learns, and a rule that is tuned as long")
     rules = {name: RETENTION + name for name in [*options["policies"], options["bound"]]}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.settings import plain
 from experiments.registry import PAPERS, Figure, Test, known
 from experiments.study import Study, section_of, written
 from ooco_gym.errors import UserError, unknown
@@ -25,6 +24,7 @@ from ooco_gym.files import as_json
 from ooco_gym.own_code import module_of_file
 from ooco_gym.report import Column, Table, console, show_notes, write_page
 from ooco_gym.report.tables import NONE
+from ooco_gym.schema import plain
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import Jobs
 

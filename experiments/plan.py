@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from agents.settings import plain
 from experiments.sizes import ROLES, BatchBench, Planner, Sized, sized
 from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, atomic_write
-from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics.costs import HOUR_S, MILLION, price_of
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.metrics.summary import infeasible_words
@@ -47,6 +45,8 @@ from ooco_gym.report import (
 from ooco_gym.report.pages import Plot
 from ooco_gym.report.templates import sentence
 from ooco_gym.run_notes import say_clock, say_played
+from ooco_gym.scenario import scenario_of
+from ooco_gym.schema import plain
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs
 from ooco_gym.study.search import Limits, SearchPlan

@@ -22,7 +22,8 @@ from experiments.peaks import reference_policy
 from experiments.plays import profiled, simulated
 from experiments.registry import Figure, Test
 from experiments.sizes import Planner
-from ooco_gym.errors import UserError, check_keys, finite
+from ooco_gym import schema
+from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.report import Section, Table, curve, errors, number, plot, with_interval
 from ooco_gym.report.pages import Plot
@@ -128,7 +129,7 @@ def points_of(axes: Mapping[str, Any], fields: Mapping[str, Any], policy: Any, c
     for chosen in itertools.product(*options):
         at = {axis: label for axis, label, _ in chosen}
         named, given, params = _changed(policy, fields, [change, *(changes for _, _, changes in chosen)], at)
-        check_keys("scenario", given, Scenario.__dataclass_fields__)
+        schema.check_keys("scenario", given, Scenario.__dataclass_fields__)
         scenario = Scenario.from_config(given)
         name = str(named or reference_policy(scenario))
         own = {param.name for param in get_policy(name).params} & set(params)
@@ -159,7 +160,7 @@ def _changed(policy: Any, fields: Mapping[str, Any], changes: Sequence[Mapping[s
 def measure(points: Sequence[Combination], seeds: Sequence[int], hold: Mapping[str, Any],
             jobs: Jobs) -> list[tuple[Combination, Found]]:
     """Returns the results of each point on each seed."""
-    check_keys("hold", hold, ("sustained", "least"))
+    schema.check_keys("hold", hold, ("sustained", "least"))
     if hold:
         held = _sustained if "sustained" in hold else _least
         play = partial(held, jobs, tuple(seeds), next(iter(hold.values())) or {})
@@ -180,7 +181,7 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
 
     With `protocol`, load, SLOs, limits and search are those of `ooco-gym capacity protocol=…`.
     """
-    check_keys("hold.sustained", options, ("search", "limits", "tpot_from", "protocol"))
+    schema.check_keys("hold.sustained", options, ("search", "limits", "tpot_from", "protocol"))
     tpot_from, scenario = options.get("tpot_from") or "first_token", point.scenario
     if "protocol" in options:
         given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"], "seeds": list(seeds)})
@@ -195,7 +196,7 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
 
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Combination) -> Found:
     """Returns the fewest instances within the SLOs on each seed."""
-    check_keys("hold.least", options, ("violations", "most"))
+    schema.check_keys("hold.least", options, ("violations", "most"))
     limits = Limits(float(options.get("violations", 0.03)), kept_up=0.0, kept_up_service=0.0)
     found = []
     for seed in seeds:
@@ -247,7 +248,7 @@ def _number(path: str, figures: Mapping[str, Any]) -> float:
         value = value.get(part) if isinstance(value, Mapping) else None
     if value is None or isinstance(value, float):
         return float("nan" if value is None else value)
-    return finite(f"the figure '{path}'", value)
+    return schema.number(f"the figure '{path}'", value)
 
 
 # --- The page -------------------------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-import sys
 from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any
 
 NEAR = 0.6  # `difflib` cutoff for a similar name
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
@@ -86,79 +84,57 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return ""
 
 
-def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None:
-    """Raises for the first of `keys` that is not among `known`; `where` names the mapping, such as
-    `slo`.
-
-    Raises:
-        UserError: an unknown key, with the nearest known one.
-    """
-    names = [name for name in known if not name.startswith("_")]
-    for key in keys:
-        if key not in names:
-            if now := FORMER["key"].get(str(key)):
-                raise UserError(f"{where}: the key '{key}' is now '{now}'")
-            expected = nearest(str(key), names) or f"; expected one of {', '.join(names)}"
-            raise UserError(f"{where}: unknown key '{key}'{expected}")
-
-
-# Names of earlier versions by kind, and their replacements.
+# Names of earlier versions by kind: what each is called now, or what to use instead.
 _ENVIRONMENTS = {"control": "onlinetuning", "gating_v0": "prefillgate", "preemption": "interruption",
                  "reclaiming": "preemptionvictim"}
-FORMER = {
+_COMPARED = {"policy": "policies=[NAME] takes one, too"}
+FORMER: dict[str, dict[str, str]] = {
     "env": _ENVIRONMENTS,
-    "environment": _ENVIRONMENTS,
-    "key": {"partner": "base_policy", "retention_ttl_s": "retention=ttl:ttl_s=…", "retention_turn_s":
-            "retention=turns:turn_s=…", "retention_token_s": "retention=turns:token_s=…"},
+    "environment": {**_ENVIRONMENTS, **{f"ooco_gym/{old}-v0": f"ooco_gym/{now}-v1" for old, now in (
+        ("Control", "OnlineTuning"), ("Gating", "PrefillGate"), ("Preemption", "Interruption"),
+        ("Reclaiming", "PreemptionVictim"))}},
+    "key": {"partner": "base_policy", "retention_ttl_s": "retention=ttl:ttl_s=…",
+            "retention_turn_s": "retention=turns:turn_s=…", "retention_token_s": "retention=turns:token_s=…"},
     "heuristic": {"partner": "base_policy"},
     "policy": {"echo_pd": "policy=echo on mixed instances, policy=slack on pools",
                "hygen_pd": "policy=hygen on mixed instances, policy=slack on pools",
                "sjf": "policy=past_future with lengths=…, which goes by predicted lengths, too"},
+    "command": {
+        "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
+        "doctor": "'pip check' reports incompatible packages, 'ooco-gym data list' where traces are expected",
+        "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
+        "sweep": "a sweep prints its table at its end; pandas.read_parquet('FOLDER/sweep.parquet') has all metrics",
+        "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's parameters on whole episodes",
+        "bench decisions": "'python -m cProfile -m ooco_gym simulate policy=NAME' says where time goes",
+        "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, a sweep (-m) prints "
+                  "its table",
+        "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
+                  "--save-detailed', and compare it with 'ooco-gym simulate' on the same trace (docs/sim_to_real.md)"},
+    "key of capacity": {**_COMPARED, "peak.sample": "the idle floor is of the requests that are played"},
+    "key of compare": {**_COMPARED, "sustain": "'ooco-gym capacity' finds the sustained rate"},
+    "key of demo": {**dict.fromkeys(("seeds", "duration_s", "start_s"), "'ooco-gym simulate cluster.retention="
+                                    "demo/learned/policy.yaml duration_s=86400' simulates a day"),
+                    "learn": "'ooco-gym compare' compares heuristics without a search"},
+    "key of evaluate": {"stochastic": "policies take their most likely actions, as in engines"},
+    "key of headroom": dict.fromkeys(("every", "rules", "violation_budget", "progress"),
+                                     "'ooco-gym evaluate policies=[all]' compares the heuristics"),
+    "key of plan": _COMPARED,
 }
+
+
+def former(kind: str, name: object) -> str:
+    """Returns a sentence on a name of earlier versions, with what replaces it; '' for any other name."""
+    now = FORMER.get(kind, {}).get(str(name), "")
+    said = f"is no longer there; {now}" if " " in now else f"is now '{now}'"
+    return f"the {kind} '{name}' {said}" if now else ""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """Builds the error for a name that is not among `known`, with the replacement of a former name,
     or the nearest and all valid names."""
     names = sorted(known)
-    if now := FORMER.get(kind, {}).get(str(name)):
-        return UserError(f"{kind} '{name}' is no longer there; take {now}")
-    return UserError(f"unknown {kind} '{name}'{nearest(str(name), names)}; expected one of: {', '.join(names)}")
-
-
-def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer, Python's or NumPy's, and not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, Python's or NumPy's, and not a bool."""
-    size: Any = abs(value) if isinstance(value, Real) and not isinstance(value, bool) else float("inf")
-    return bool(size <= sys.float_info.max)
-
-
-def finite(what: str, value: Any) -> float:
-    """Reads a finite number from user code.
-
-    Raises:
-        UserError: it is not a finite number.
-    """
-    value = value.item() if getattr(value, "size", 0) == 1 else value
-    if not is_number(value):
-        raise UserError(f"{what} is {str(value)[:80]!r}; expected a finite number")
-    return float(value)
-
-
-def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -> int:
-    """Reads an integer of at least `low`, and at most `high` if given.
-
-    Raises:
-        UserError: not an integer, or out of range; `name` names the argument.
-    """
-    if not is_whole(value) or value < low or (high is not None and value > high):
-        extent = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise UserError(f"{name}={value!r} must be a whole number {extent}")
-    return int(value)
+    return UserError(former(kind, name) or (
+        f"unknown {kind} '{name}'{nearest(str(name), names)}; expected one of: {', '.join(names)}"))
 
 
 def extras_of(packages: Iterable[str]) -> str:

@@ -29,9 +29,9 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_root() / group).glob("*.yaml"))
 
 
-def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """Loads `conf/<group>/<name>.yaml`, or the YAML file at the path `name`; paths in it become
-    absolute.
+def load_yaml(group: str, name: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Loads `conf/<group>/<name>.yaml`, or the YAML file at the path `name`, in which paths become
+    absolute; a mapping is returned as it is.
 
     A file with `extends: NAME` has only differences from another file of its group. NAME is looked
     up beside it, then in `conf/<group>`; `NAME.yaml` is a path relative to it. Mappings are merged
@@ -40,6 +40,8 @@ def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         UserError: no such name or file, the file is not a YAML mapping, or it extends an unknown file or itself.
     """
+    if isinstance(name, Mapping):
+        return dict(name)
     path = _path(group, name)
     key = (group, path.absolute())
     files, value = _KEPT.get(key, ({}, {}))
@@ -48,6 +50,13 @@ def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
         value = _extended(group, path, files)
         _KEPT[key] = (files, value)
     return deepcopy(value)  # callers may change it
+
+
+def named_values(group: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a name in `conf/<group>`, of a YAML file or of a mapping, with their `name`."""
+    if isinstance(source, Mapping):
+        return {"name": "custom", **source}
+    return {"name": Path(source).stem, **load_yaml(group, source)}
 
 
 def _path(group: str, name: str | os.PathLike[str]) -> Path:

@@ -6,15 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Annotated, Any, ClassVar
 
-from ooco_gym.cluster import Cluster
-from ooco_gym.errors import UserError, check_keys, is_number, whole_number
+from ooco_gym.cluster import Cluster, Known
+from ooco_gym.errors import UserError
 from ooco_gym.peak import NoPeakFactor, label, stored_peak_factor, title_of
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.protocol import Predictor, Protocol, Slo
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.schema import Either, Model, Range, number, plain
 from ooco_gym.workload import (
     LengthPredictor,
     OfflineLoad,
@@ -37,10 +39,12 @@ LONGEST_S = 2**61 // 10**12 - DAY_S  # of an episode: later times plus SLOs woul
 LATEST_S = 1e9  # of a window's start
 BATCH_S = 21 * DAY_S  # longest batch simulated to its end, nearly the clock's limit
 CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for trace files, measured chips
+CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
+OPEN = "default"  # conf/open/cluster, conf/open/offline: left to workload and policy
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Model):
     """One episode's conditions as names, YAML paths or mappings, which `resolve` loads.
 
     Attributes:
@@ -73,40 +77,27 @@ class Scenario:
         protocol: `conf/protocol` name, path or mapping.
     """
 
-    cluster: Any = None
-    workload: Any = "ooc"
+    cluster: Annotated[Any, Either((str, os.PathLike, Mapping, NoneType), "a name, a path or a mapping")] = None
+    workload: Known = "ooc"
     slo: Any = None
     classes: Any = None
-    offline: Mapping[str, Any] = None  # type: ignore[assignment]
-    seed: int = 1
-    duration_s: float | None = None
-    start_s: float | None = None
-    rate_scale: float | None = None
-    online_rate: float | None = None
-    warmup_s: float | None = None
-    drain_s: float | None = None
+    offline: Annotated[Any, Either((Mapping, NoneType), "a mapping, such as {mode: rate, rate: 1.0}")] = None
+    seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = 1
+    duration_s: Annotated[float, Range(0, LONGEST_S, "seconds", above=True)] | None = None
+    start_s: Annotated[float, Range(-LATEST_S, LATEST_S, "seconds")] | None = None
+    rate_scale: Annotated[float, Range(0)] | None = None
+    online_rate: Annotated[float, Range(0, unit="requests a second")] | None = None
+    warmup_s: Annotated[float, Range(0, LONGEST_S, "seconds")] | None = None
+    drain_s: Annotated[float, Range(0, LONGEST_S, "seconds")] | None = None
     predictor: Any = "exact"
     lengths: Any = "none"
     timing: Any = None
-    jitter: float = 0.0
+    jitter: Annotated[float, Range(0, 1)] = 0.0
     protocol: Any = "default"
     _open: ClassVar[tuple[str, ...]] = ()  # fields left open, whose defaults depend on the workload
 
     def __post_init__(self) -> None:
-        for name in ("workload", "cluster"):
-            value = getattr(self, name)
-            if not isinstance(value, (str, os.PathLike, Mapping)) and (value is not None or name == "workload"):
-                raise UserError(f"{name}={value!r} must be a name in conf/{name}, a path or a mapping")
-        if not isinstance(self.offline or {}, Mapping):
-            raise UserError(f"offline={self.offline!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
-        if self.start_s is not None and not (is_number(self.start_s) and abs(self.start_s) <= LATEST_S):
-            raise UserError(f"start_s={self.start_s!r} must be a number of seconds, at most {LATEST_S:g}")
-        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter"):
-            value = getattr(self, key)
-            if value is not None and (not is_number(value) or value < 0):
-                raise UserError(f"{key}={value!r} must be a number of at least 0")
-            if value is not None and key.endswith("_s") and value > LONGEST_S:
-                raise UserError(f"{key}={value:g} exceeds the simulator's longest run, {LONGEST_S:g} s")
+        super().__post_init__()
         if self.rate_scale is not None and self.online_rate is not None:
             raise UserError(f"rate_scale={self.rate_scale:g} and online_rate={self.online_rate:g} both set the online "
                             "load; leave one out (null)")
@@ -119,14 +110,7 @@ class Scenario:
                   "_open": ("cluster",) * (self.cluster is None) + ("offline",) * (self.offline is dataset is None)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        if self.jitter > 1:
-            raise UserError(f"jitter={self.jitter:g} must be a relative spread from 0 to 1")
-        if self.duration_s == 0:
-            raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
-        whole_number("seed", self.seed, -(2**63), 2**63 - 1)
-        rate = self.offline.get("rate")
-        if rate is not None and (not is_number(rate) or rate < 0):
-            raise UserError(f"offline.rate={rate!r} must be a number of requests a second, at least 0")
+        number("offline.rate", values["offline"].get("rate"), 0, unit="requests a second", null="another mode's")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Scenario:
@@ -163,17 +147,16 @@ class Scenario:
         if bool(twin.mixed) != mixed or twin.hardware() != cluster.hardware():
             raise UserError(f"cluster '{cluster.name}': its twin '{twin.name}' must have {kinds[mixed]}, equally many "
                             "chips of each kind, the same model and the same share of memory (memory, kv_fraction)")
-        return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
+        return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else vars(self.load_slo()))
 
     def load_slo(self) -> Slo:
-        """The SLO, loaded; default: the cluster's preset."""
-        value = self.slo if self.slo is not None else self.load_cluster().slo
-        raw = dict(value) if isinstance(value, Mapping) else load_yaml("slo", value)
-        check_keys("slo", raw, Slo.__dataclass_fields__)
-        for key in ("ttft_s", "tpot_s"):
-            if key not in raw:
-                raise UserError(f"slo: key '{key}' is missing (seconds)")
-        return Slo(**raw)
+        """The SLO, loaded: the scenario's, or the cluster's preset with the values of an `slo` named `cluster`."""
+        given = {key: value for key, value in load_yaml("slo", self.slo or {"name": CLUSTERS_OWN}).items()
+                 if value is not None}
+        if given.get("name") == CLUSTERS_OWN:
+            del given["name"]
+            given = {**load_yaml("slo", self.load_cluster().slo), **given}
+        return Slo.read(given)
 
     def load_classes(self) -> tuple[RequestClass, ...]:
         """All classes of requests, completed with defaults; empty if the scenario names no classes."""
@@ -425,6 +408,33 @@ class ResolvedScenario:
         return {**values, "timing": self.timing, "duration_s": self.duration_s, "rate_scale": self.rate_scale,
                 "online_rate": None,
                 **{part: asdict(getattr(self, part)) for part in ("slo", "predictor", "protocol")}}
+
+
+def scenario_of(cfg: Mapping[str, Any], mixed: bool = False) -> Scenario:
+    """Returns the scenario of a command's configuration; an open cluster becomes one of `mixed`
+    instances if set.
+
+    Raises:
+        UserError: an impossible value of a scenario.
+    """
+    given = {key: value for key, value in plain(cfg).items() if key in Scenario.__dataclass_fields__}
+    trace = from_file(of_trace(given["workload"]))
+    cluster = load_yaml("cluster", TRACE_CLUSTER if trace else CLUSTER)
+    usual = {"cluster": load_yaml("cluster", cluster["twin"]) if mixed else cluster,
+             "offline": load_yaml("offline", "ooc")}
+    for group in left_open(given):
+        said = {key: value for key, value in given[group].items() if value is not None and key != "name"}
+        alone = trace and group == "offline" and set(said) <= {"own"}  # no synthetic load is requested
+        given[group] = said or None if alone else {**usual[group], **said}
+    if isinstance(given.get("slo"), Mapping) and all(one is None for key, one in given["slo"].items() if key != "name"):
+        given["slo"] = None
+    return Scenario(**given)
+
+
+def left_open(options: Mapping[str, Any]) -> dict[str, None]:
+    """Returns the scenario fields that a command's configuration leaves to workload and policy."""
+    return {group: None for group in ("cluster", "offline")
+            if isinstance(options.get(group), Mapping) and options[group].get("name") == OPEN}
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.compile.references import Handle
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError
 from ooco_gym.metrics import summarise
 from ooco_gym.peak import title_of
 from ooco_gym.perf.engine_clock import EngineClock
@@ -22,6 +22,7 @@ from ooco_gym.policy.policy import ENGINE_OPTIONS
 from ooco_gym.report.terminal import remark
 from ooco_gym.run import RunRecord
 from ooco_gym.scenario import DAY_S, LONGEST_S, ResolvedScenario, Scenario
+from ooco_gym.schema import check_keys
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state, least_ps, slo_ps
@@ -81,10 +82,10 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
     without a trace, or if none of its requests has that class.
     """
     slo, protocol, cluster = scenario.slo, scenario.protocol, scenario.cluster
-    ttft_s, tpot_s = tightest(scenario.classes, trace) if scenario.classes else (slo.ttft_s, slo.tpot_s)
+    if scenario.classes:
+        slo = replace(slo, **dict(zip(("ttft_s", "tpot_s"), tightest(scenario.classes, trace), strict=True)))
     return SimConfig(
-        ttft_s, tpot_s, slo.tpot_min_tokens,
-        tpot_from_decode=slo.tpot_from == "first_decode",
+        slo,
         max_batch=cluster.max_batch,
         block_tokens=cluster.block_tokens,
         kv_link_bytes_per_s=cluster.kv_link_bytes_per_s,
@@ -93,7 +94,6 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
         belief_factor=scenario.predictor.factor,
         belief_noise=scenario.predictor.noise,
         jitter=scenario.given.jitter,
-        gap_s=slo.gap_s,
         host_link_bytes_per_s=cluster.host_link_bytes_per_s,
         host_bytes=cluster.host_gib * 2.0**30,
         offloading_bytes=cluster.kv_offloading_gib * 2.0**30,
@@ -142,7 +142,7 @@ class Simulation:
         self.sim_config = sim_config = replace(sim_config_of(self.scenario, trace), retention=chosen.retention)
         self.ttft_slo_ps = None  # the clients' SLO, if it differs from the engine's
         if sim_config.engine_clock.has_frontend:
-            self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.ttft_s, len(trace))
+            self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.slo.ttft_s, len(trace))
         machines = [Machine(*one) for one in self.scenario.deployments]
         _check_architecture(chosen, self.scenario.cluster)
         self.policy = prepared(profiled(chosen, self.scenario), policy_context(machines, trace, sim_config))

@@ -9,22 +9,15 @@ import pytest
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.envs.config import episode_config
-from ooco_gym.errors import UserError, check_keys
-from ooco_gym.protocol import Predictor
+from ooco_gym.errors import UserError
 from ooco_gym.scenario import Scenario
+from ooco_gym.schema import check_keys
 
 POOL = {"chip": "ascend_910c"}
 
 
 @pytest.mark.parametrize(("load", "message"), [
-    (lambda: Cluster.load({"name": "mine", "modell": 1}),
-     "cluster 'mine': unknown key 'modell' (did you mean 'model'?)"),
-    (lambda: Cluster.load({"modell": 1}), "cluster 'custom': unknown key 'modell' (did you mean 'model'?)"),
-    (lambda: Cluster.load({"relaxed": [POOL], "strict": [POOL]}), "cluster 'custom': key 'model' is missing"),
-    (lambda: Cluster.load({"model": "x", "relaxed": []}), "cluster 'custom': pool 'relaxed' needs at least one"),
-    (lambda: Cluster.load({"relaxed": [{**POOL, "counts": 2}]}), "cluster pool 'relaxed': unknown key 'counts'"),
-    (lambda: Predictor.load({"nois": 0.1}), "predictor: unknown key 'nois' (did you mean 'noise'?)"),
-    (lambda: Scenario(slo={"ttft": 1}).load_slo(), "slo: unknown key 'ttft' (did you mean 'ttft_s'?)"),
+    (lambda: Cluster.load({"relaxed": [POOL], "strict": [POOL]}), "cluster 'custom': model is missing"),
     (lambda: episode_config("prefillgate", scenario={"sed": 1}),
      "env scenario: unknown key 'sed' (did you mean 'seed'?)"),
     (lambda: check_keys("hydra", ["hydra.foo"], ["hydra.job", "hydra.run"]),
@@ -156,7 +149,7 @@ def test_the_online_rate_of_a_trace_file_samples_t_times_q_requests(tmp_path):
 def test_rate_scale_and_online_rate_exclude_each_other():
     with pytest.raises(UserError, match="rate_scale=1 and online_rate=2 both set the online load"):
         Scenario(rate_scale=1.0, online_rate=2.0)
-    with pytest.raises(UserError, match="online_rate=-1.* must be a number of at least 0"):
+    with pytest.raises(UserError, match="online_rate=-1.0 must be a number of requests a second"):
         Scenario(online_rate=-1.0)
     scenario = Scenario(workload="bros_lmsys", cluster="mixed_7b", online_rate=10.0)
     assert scenario.online_scale() == pytest.approx(10.0)

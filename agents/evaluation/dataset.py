@@ -16,9 +16,10 @@ from gymnasium import spaces
 from agents.environments import OBSERVATION_KEYS, Window, env_of, make_env, random_legal, split_seeds, windows
 from agents.evaluation.evaluate import jobs_of, player_of
 from agents.evaluation.players import Player
-from agents.settings import number, plain, require, whole
+from agents.settings import Episodes, require
 from ooco_gym.errors import UserError
 from ooco_gym.report.terminal import track
+from ooco_gym.schema import check, number, plain, whole
 
 DATA_FOLDER = "data"  # of a Minari data set, below its name
 UNFINISHED = ".unfinished"  # the folder in which it is written until it is complete
@@ -34,8 +35,9 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     require("offline")
     env, out, policy = env_of(config, "ooco-gym dataset"), Path(config["out"]), str(config["policy"])
-    random, generator = number(config, "random", most=1.0), np.random.default_rng(whole(config, "seed", 0))
-    games = windows(split_seeds(env, str(config["split"])), whole(config, "episodes", 1))
+    random = number("random", config["random"], 0, 1)
+    generator = np.random.default_rng(whole("seed", config["seed"], 0))
+    games = windows(split_seeds(env, str(config["split"])), check(Episodes, "episodes", config["episodes"]))
     name = str(config["name"] or f"ooco_gym/{str(env['id']).rpartition('/')[2].lower()}")
     if (out / name).exists():
         raise UserError(f"'{out / name}' already holds a data set; give another out or name")

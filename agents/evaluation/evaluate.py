@@ -34,10 +34,10 @@ from agents.evaluation.players import (
 )
 from agents.evaluation.scoring import budget_words, score
 from agents.policies.runs import searched_policy
-from agents.settings import limit_torch_threads, plain, whole
+from agents.settings import Episodes, limit_torch_threads
 from ooco_gym.cli.sweep import FILE as SWEEP_FILE
 from ooco_gym.envs import ENVIRONMENTS, imported
-from ooco_gym.errors import UserError, is_whole, unknown
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.peak import file_stamps
 from ooco_gym.policy import is_policy
@@ -45,6 +45,7 @@ from ooco_gym.policy.registry import RETENTION
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import evaluated
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.schema import check, is_whole, plain, whole
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes, policy_identity
 
@@ -86,7 +87,7 @@ def main(cfg: Any) -> dict[str, Any]:
     entrants = _entrants(_listed(env, config.get("policies")))
     asked = config.get("seeds")
     seeds = list(seeds_of(asked, known=split_seeds(env, "test") if asked is None or is_whole(asked) else None))
-    games = windows(seeds, whole(config, "episodes", 1))
+    games = windows(seeds, check(Episodes, "episodes", config["episodes"]))
     shifts, jobs = _shifts(env, config.get("shift")), list[tuple[str | None, Assignment]]()
     for shift in shifts:
         here = env if shift is None else {**env, "shift": shift}
@@ -94,7 +95,7 @@ def main(cfg: Any) -> dict[str, Any]:
     notes = notes_of(env, entrants, seeds)
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
-    found = in_processes(play_job, [job for _, job in jobs], whole({"workers": 1, **config}, "workers", 1),
+    found = in_processes(play_job, [job for _, job in jobs], whole("workers", config.get("workers", 1), 1),
                          "evaluating", bool(config.get("cache")), depends_on)
     played: dict[str | None, dict[str, list[Any]]] = {shift: {} for shift in shifts}
     for (shift, job), records in zip(jobs, found, strict=True):

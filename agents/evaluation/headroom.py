@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -27,12 +27,13 @@ from agents.environments import Window, check_ours, env_of, make_env, split_seed
 from agents.evaluation.heuristics import BASE, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of, play_heuristic
 from agents.evaluation.play_outs import PlayOuts
 from agents.evaluation.scoring import VIOLATION_LIMIT, feasible_first
-from agents.settings import plain, positive, whole
+from agents.settings import Decisions
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Table, percent, with_interval
+from ooco_gym.schema import Count, Range, Seconds, check_all, demand, plain
 from ooco_gym.simulation import simulate
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes
@@ -162,12 +163,10 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: a number is out of range, the heuristic is unknown, or the environment is not ours.
     """
     config, started = plain(cfg), time.monotonic()
-    for key, least in (("episodes", 2), ("workers", 1), ("decisions", 1), ("parts", 1), ("sweeps", 1)):
-        whole(config, key, least)
-    positive(config, "horizon_s")
-    if not isinstance(config["oracle"] or {}, Mapping):
-        raise UserError(f"oracle={config['oracle']!r} must be a mapping of changes of the scenario, such as "
-                        "{lengths.error: 0.0}, or null")
+    check_all(config, episodes=Annotated[int, Range(2, 1 << 20)], workers=Count, decisions=Decisions, parts=Count,
+              sweeps=Count, horizon_s=Seconds)
+    demand(isinstance(config["oracle"] or {}, Mapping), "oracle", config["oracle"],
+           "a mapping of changes of the scenario, such as {lengths.error: 0.0}, or null")
     env = env_of(config)
     check_ours(env, "headroom")
     games = windows(list(seeds_of(config["seeds"], known=split_seeds(env, "test"))), config["episodes"])

@@ -23,7 +23,7 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs import entering, preemption_victim
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
-from ooco_gym.errors import FORMER, UserError, nearest, unknown
+from ooco_gym.errors import UserError, former, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import RETENTION, aliases, policy_named
@@ -154,7 +154,7 @@ def by_name(env: Any, name: str) -> Heuristic:
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
-    raise unknown("heuristic", name, known) if name in FORMER["heuristic"] else _neither(name, known)
+    raise UserError(former("heuristic", name)) if former("heuristic", name) else _neither(name, known)
 
 
 def heuristics_of(env: Any) -> list[Heuristic]:

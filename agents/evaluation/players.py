@@ -31,10 +31,11 @@ from ooco_gym.cli.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
 from ooco_gym.envs.features import BASE_ACTION
-from ooco_gym.errors import UserError, finite
+from ooco_gym.errors import UserError
 from ooco_gym.own_code import module_of_file
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.runtime import MANIFEST_FILE, Policy
+from ooco_gym.schema import number
 
 Observations = Sequence[Mapping[str, np.ndarray]]
 Act = Callable[[Mapping[str, np.ndarray]], Any]  # a user's function of the observation of one open decision
@@ -81,12 +82,12 @@ class FunctionPlayer:
     def _checked(self, env: gym.Env, mask: np.ndarray, action: Any) -> Any:
         space = env.action_space
         if isinstance(space, spaces.Discrete):
-            number = int(finite(f"the action of '{self.name}'", action))
-            always = number == BASE_ACTION and bool(decision_names(env))
-            if not 0 <= number < space.n or not (mask[number] or always):
+            chosen = int(number(f"the action of '{self.name}'", action))
+            always = chosen == BASE_ACTION and bool(decision_names(env))
+            if not 0 <= chosen < space.n or not (mask[chosen] or always):
                 raise UserError(f"'{self.name}' returns {action!r}, an illegal action; expected one of "
                                 f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")
-            return number
+            return chosen
         try:
             value = np.asarray(action, space.dtype)
         except (TypeError, ValueError, OverflowError):
@@ -232,7 +233,7 @@ class _Episode:
     def step(self, action: Any) -> bool:
         """Takes one action; returns True at the end of the episode."""
         self.observation, reward, terminated, truncated, self.info = self.env.step(action)
-        self.reward += finite("the environment's reward", reward)
+        self.reward += number("the environment's reward", reward)
         self.decisions += 1
         return bool(terminated or truncated)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import finite
 from ooco_gym.metrics.crossed import estimate, iqm, probability_of_improvement
 from ooco_gym.metrics.crossed import mean as whole_mean
 from ooco_gym.metrics.statistics import ADVISED_SEEDS, apart
 from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
+from ooco_gym.schema import number
 
 CONFIDENCE = 0.95
 # metric -> (key of a record's summary, None for the record's own reward; True if more is better)
@@ -86,7 +86,7 @@ class Windows:
         self.seeds = len({one["seed"] for one in records})
         self.values = {}
         for metric, (key, _) in METRICS.items():
-            values = [finite(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}",
+            values = [number(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}",
                              one["reward"] if key is None else one["summary"].get(key)) for one in records]
             self.values[metric] = np.array(values).reshape(runs, -1)
         violated = [one["summary"].get("online_violated") for one in records]

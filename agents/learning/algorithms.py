@@ -7,15 +7,18 @@ All is checked before anything is built, and without torch. An algorithm of Stab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from agents.search.optimisers import CMA, CMA_LINEAR
-from agents.settings import MOST, check_numbers, number, positive, whole
-from ooco_gym.errors import UserError, is_number, unknown
+from agents.settings import Decisions
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.schema import Amount, Count, Model, Positive, Range, Seconds, Share, check
 
 Settings = Mapping[str, Any]
 
 
+MOST_STEPS = 1 << 20  # decisions of an update, with which memory grows
 ALGORITHMS = ("maskable_ppo",)  # their classes are in `agents.learning.models`
 
 
@@ -24,50 +27,72 @@ def discounts_of(agent: Settings) -> dict[str, Any]:
     return {key: agent.get(key) for key in ("discount_per_s", "gae_lambda_per_s")}
 
 
-# --- Checks ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Imitation(Model):
+    """How an agent begins with a heuristic's actions."""
+
+    rule: Any = None
+    decisions: Decisions | None = None
+    epochs: Annotated[int, Range(0)] | None = None
+    learning_rate: Positive | None = None
+    smoothing: Share | None = None
+    critic_first_updates: Annotated[int, Range(0)] | None = None
+
+
+@dataclass(frozen=True)
+class Lagrangian(Model):
+    """A constraint on violations, with the gains of its multiplier."""
+
+    requests: Positive
+    proportional: Amount
+    integral: Amount
+    derivative: Amount
+    initial: Amount
+    most: Amount
+    smoothing: Annotated[float, Range(0, 0.999)]
+    learning_rate: Amount
+    epochs: Count
+    budget: Annotated[float, Range(0, 1, above=True)] | None = None
+
+
+@dataclass(frozen=True)
+class Agent(Model):
+    """An agent that learns by gradients."""
+
+    PLACE = "agent"
+
+    name: str
+    n_envs: Annotated[int, Range(1, 4096)]
+    hidden: Annotated[int, Range(1, 1 << 13)]
+    batch_size: Annotated[int, Range(2, 1 << 20)]
+    n_epochs: Count
+    learning_rate: Amount
+    clip_range: Positive
+    max_grad_norm: Positive
+    vf_coef: Amount
+    discount_per_s: Annotated[float, Range(0, 1, above=True)]
+    gae_lambda_per_s: Annotated[float, Range(0, 1, above=True)]
+    ent_coef: float = 0.0
+    anneal: bool = True
+    n_steps: Annotated[int, Range(2, 1 << 20)] | None = None
+    rollout_s: Seconds | None = None
+    target_kl: Positive | None = None
+    scale_decisions: Count | None = None
+    imitate: Imitation | None = None
+    lagrangian: Lagrangian | None = None
+
+
 def check_agent(agent: Settings) -> None:
     """Checks an agent's configuration.
 
     Raises:
-        UserError: an unknown algorithm, or a value out of range.
+        UserError: an unknown algorithm or key, or a value out of range.
     """
     if agent.get("name") not in ALGORITHMS:
         raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA, CMA_LINEAR])
-    check_numbers(agent, "agent", {"n_envs": 1, "hidden": 1, "batch_size": 2, "n_epochs": 1},
-                  positives=("clip_range", "max_grad_norm"), numbers=("learning_rate", "vf_coef"))
-    if agent.get("n_steps") is None:
-        positive(agent, "rollout_s", name="agent.rollout_s")
-    else:
-        decisions = whole(agent, "n_steps", 2, name="agent.n_steps") * agent["n_envs"]
-        if decisions > MOST["n_steps"]:
-            raise UserError(f"agent.n_steps={agent['n_steps']} of agent.n_envs={agent['n_envs']} give {decisions:,} "
-                            f"decisions an update; expected at most {MOST['n_steps']:,}")
-    positive(agent, "target_kl", "agent.target_kl", null="no early stop of an update")
-    for key, value in discounts_of(agent).items():
-        if not is_number(value) or not 0.0 < value <= 1.0:
-            raise UserError(f"agent.{key} must lie in (0, 1], got {value}")
-    if agent.get("scale_decisions") is not None:
-        whole(agent, "scale_decisions", 1, name="agent.scale_decisions")
-    for key, check in (("imitate", _check_imitation), ("lagrangian", _check_lagrangian)):
-        if agent.get(key):
-            if not isinstance(agent[key], Mapping):
-                raise UserError(f"agent.{key}={agent[key]!r} must be a mapping, or null to leave it out")
-            check(agent[key])
-
-
-def _check_imitation(imitate: Settings) -> None:
-    if imitate.get("rule") is None:
-        return
-    check_numbers(imitate, "agent.imitate", {"decisions": 1, "epochs": 0, "critic_first_updates": 0},
-                  positives=("learning_rate",))
-    if imitate.get("smoothing") is not None:
-        number(imitate, "smoothing", most=1.0, name="agent.imitate.smoothing")
-
-
-def _check_lagrangian(settings: Settings) -> None:
-    number(settings, "smoothing", most=0.999, name="agent.lagrangian.smoothing")
-    check_numbers(settings, "agent.lagrangian", {"epochs": 1}, positives=("requests",), numbers=(
-        "proportional", "integral", "derivative", "initial", "most", "learning_rate"))
-    budget = settings.get("budget")
-    if budget is not None and not 0.0 < number(settings, "budget", name="agent.lagrangian.budget") < 1.0:
-        raise UserError(f"agent.lagrangian.budget={budget!r} must lie between 0 and 1, or be null for the protocol's")
+    found = Agent.read({**agent, **{part: agent.get(part) or None for part in ("imitate", "lagrangian")}})
+    if found.n_steps is None:
+        check(Seconds, "agent.rollout_s", found.rollout_s)
+    elif found.n_steps * found.n_envs > MOST_STEPS:
+        raise UserError(f"agent.n_steps={found.n_steps} of agent.n_envs={found.n_envs} give "
+                        f"{found.n_steps * found.n_envs:,} decisions an update; expected at most {MOST_STEPS:,}")

@@ -16,10 +16,10 @@ from torch.nn import functional
 from agents.environments import OBSERVATION_KEYS, make_env, random_legal, split_seeds, with_length
 from agents.evaluation.heuristics import by_name
 from agents.policies.networks import Actor
-from agents.settings import plain
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
+from ooco_gym.schema import plain
 
 WATCHED_WINDOWS = 32
 MEASURED = 64  # decisions of each episode by which decisions per second are measured

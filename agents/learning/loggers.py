@@ -19,9 +19,10 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from agents.settings import plain, require
+from agents.settings import require
 from ooco_gym.errors import unknown
 from ooco_gym.report.pages import in_sweep
+from ooco_gym.schema import plain
 
 STEP = "decisions"  # the x-axis: decisions taken in training, over all episodes side by side
 LOGGERS = ("none", "tensorboard", "wandb")

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf, open_dict
 
 from agents.policies.runs import CONFIG_FILE, STATE_FILE, clear, holds_run, learned, read_config
 from agents.search.optimisers import is_search
-from agents.settings import plain
 from ooco_gym.errors import UserError
 from ooco_gym.report.pages import in_sweep
+from ooco_gym.schema import plain
 
 _ANEW = ("total_timesteps", "max_wall_s", "threads", "logger")  # may differ from the run's start
 _LONGER = "agent.generations"  # of a search over whole episodes, which may have more than before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agents.environments import SPLITS, split_seeds
 from agents.learning import resuming
@@ -14,7 +14,8 @@ from agents.policies.runs import POLICY_FILE
 from agents.search import linear
 from agents.search.command import search, show
 from agents.search.optimisers import is_linear, is_search
-from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
+from agents.settings import ItsOwn, NoLimit, Seed, Windows, group, require
+from ooco_gym.schema import Count, Range, Share, check_all, plain
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -70,19 +71,13 @@ def _check(config: Mapping[str, Any]) -> None:
     """Checks a user's values."""
     if not is_linear(group(config, "agent")):
         check_agent(group(config, "agent"))
-    whole(config, "total_timesteps", 1)
-    whole(config, "seed", 0, most=LARGEST_SEED)
-    whole(config, "threads", 1)
-    positive(config, "max_wall_s", null="no limit")
-    positive(config, "window_s", null="the environment's own")
+    check_all(config, total_timesteps=Count, seed=Seed, threads=Count, max_wall_s=NoLimit, window_s=ItsOwn,
+              checkpoint_every_s=Annotated[float, Range(0, above=True, null="no time limit")])
     validation = plain(config.get("validation") or {})
     if validation.get("windows"):
-        check_numbers(validation, "validation", {"windows": 1, "every_steps": 1})
-        number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
-        positive(validation, "window_s", "validation.window_s", null="the environment's own")
+        check_all(validation, "validation", windows=Windows, every_steps=Count, violation_limit=Share, window_s=ItsOwn)
     if config.get("checkpoint_every_steps"):
-        whole(config, "checkpoint_every_steps", 0)
-    positive(config, "checkpoint_every_s", null="no time limit")
+        check_all(config, checkpoint_every_steps=Count)
     for split in SPLITS[:2]:
         split_seeds(group(config, "env"), split)
 

@@ -23,9 +23,9 @@ from agents.learning.vector import GymnasiumVecEnv, RewardScale
 from agents.policies import runs
 from agents.policies.networks import check_action_space, check_observation_space
 from agents.policies.runs import imitated, recipe_of
-from agents.settings import plain
 from ooco_gym.errors import UserError
 from ooco_gym.report import show_notes
+from ooco_gym.schema import plain
 
 
 def learn(config: dict[str, Any], out: Path, resumed: bool, started: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from agents.environments import OBSERVATION_KEYS, observed_shapes
 from agents.policies.describing import manifest
 from agents.policies.runs import LoadedRun, imitated, load_run
-from agents.settings import plain, require, whole
+from agents.settings import require
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy as RulePolicy
@@ -28,6 +28,7 @@ from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, REFERENCE_FILE, Policy,
 from ooco_gym.runtime.manifest import read_arrays
 from ooco_gym.runtime.networks import Sizes, built
 from ooco_gym.runtime.writing import FORMS, VECTORS, feature_row, write_parameters_bundle
+from ooco_gym.schema import plain, whole
 from ooco_gym.sim.retention import BELADY
 
 _TOLERANCE = 1e-4
@@ -46,7 +47,7 @@ def main(cfg: Any) -> dict[str, Any]:
             form disagrees with the policy.
     """
     config = plain(cfg)
-    checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
+    checks, seed = whole("checks", config.get("checks", 1000), 1, 1 << 20), whole("seed", config.get("seed", 1), 0)
     forms, source, out = _forms(config), str(config["policy"]), Path(config["out"])
     agreement: dict[str, Any] = {}
     if (Path(source) / MANIFEST_FILE).is_file():

@@ -19,12 +19,13 @@ import yaml
 
 from agents.environments import decision_names, levels_of, make_env, observed_shapes
 from agents.policies.linear import LINEAR_FILE, LinearScorer, load_linear
-from agents.settings import plain, require
+from agents.settings import require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.files import MOST_UNZIPPED, atomic_write, bounded_zip
 from ooco_gym.own_code import reading_back
 from ooco_gym.policy.registry import RETENTION
+from ooco_gym.schema import plain
 
 POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
 CHECKPOINTS = "checkpoints"

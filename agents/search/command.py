@@ -5,19 +5,38 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from agents.environments import make_env
 from agents.policies.runs import SEARCHED_FILE, clear, searched_policy, write_config
 from agents.search.episodes import Search
 from agents.search.judging import SCORES, format_score
-from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive, require, whole
-from ooco_gym.errors import UserError, is_number, unknown
+from agents.settings import ItsOwn, NoLimit, Seed, Windows, group, require
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy.registry import policy_named, spelling_of
 from ooco_gym.resources import load_yaml
+from ooco_gym.schema import Count, Model, Positive, Range, Share, check_all, demand, plain
+
+
+@dataclass(frozen=True)
+class Halving(Model):
+    """After `first` windows the share `keep` of the candidates goes on to twice as many; 1: all do."""
+
+    first: Windows
+    keep: Annotated[float, Range(0.1, 1)]
+
+
+@dataclass(frozen=True)
+class Validation(Model):
+    """Windows of a validation, the generations between two, and how many without gain end the search."""
+
+    windows: Annotated[int, Range(2, 1 << 16)]
+    every: Count
+    patience: Count
 
 
 def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
@@ -52,16 +71,21 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the agent's settings, with defaults from conf/agent/cma.yaml, after checking a user's values."""
     usual, given = load_yaml("agent", "cma"), plain(config["agent"])
     agent = {**usual, **given}
-    for key in ("halving", "validation"):
-        if not isinstance(agent[key], Mapping):
-            raise UserError(f"agent.{key}={agent[key]!r} must be a mapping of {', '.join(usual[key])}")
+    for key, kind in (("halving", Halving), ("validation", Validation)):
+        demand(isinstance(agent[key], Mapping), f"agent.{key}", agent[key], f"a mapping of {', '.join(usual[key])}")
         agent[key] = {**usual[key], **agent[key]}
-    whole(config, "seed", 0, most=LARGEST_SEED)
-    positive(config, "max_wall_s", null="no limit")
-    positive(config, "window_s", null="the environment's own")
+        kind.read(agent[key], f"agent.{key}")
+    keep = agent["halving"]["keep"]
+    demand(keep <= 0.9 or keep == 1, "agent.halving.keep", keep, "a share from 0.1 to 0.9, or 1 (no halving)")
+    check_all(config, seed=Seed, max_wall_s=NoLimit, window_s=ItsOwn)
     config["env"], config["validation"] = group(config, "env"), plain(config.get("validation") or {})
-    number(config["validation"], "violation_limit", most=1.0, name="validation.violation_limit")
-    _check_numbers(agent)
+    check_all(config["validation"], "validation", violation_limit=Share)
+    check_all(agent, "agent", restarts=Annotated[int, Range(0)], windows=Annotated[int, Range(2, 1 << 16)],
+              generations=Annotated[int, Range(1, null="no limit")], sigma=Positive, weight_scale=Positive,
+              threads=Annotated[int, Range(1, null="one for each core")],
+              population=Annotated[int, Range(4, 1 << 14, null="4 + 3 ln n")],
+              warmup_s=Annotated[float, Range(0, null="the environment's")], spread=Annotated[float, Range(1)],
+              training_limit=Annotated[float, Range(0, 1, above=True)])
     if agent["score"] not in SCORES:
         raise unknown("agent.score", agent["score"], SCORES)
     _check_conditions(agent)
@@ -86,23 +110,6 @@ def _check_conditions(agent: Mapping[str, Any]) -> None:
     if agent["windows"] % len(listed):
         raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, "
                         "which get equally many windows")
-
-
-def _check_numbers(agent: Mapping[str, Any]) -> None:
-    wholes = {"restarts": 0, "windows": 2, **{key: least for key, least in (
-        ("generations", 1), ("threads", 1), ("population", 4)) if agent[key] is not None}}
-    check_numbers(agent, "agent", wholes, numbers=["warmup_s"] * (agent["warmup_s"] is not None),
-                  positives=("sigma", "weight_scale", "training_limit"))
-    number(agent, "spread", 1.0, name="agent.spread")
-    if agent["training_limit"] > 1.0:
-        raise UserError(f"agent.training_limit={agent['training_limit']} must be a share of "
-                        "validation.violation_limit, above 0 and at most 1")
-    check_numbers(agent["halving"], "agent.halving", {"first": 1})
-    keep = agent["halving"]["keep"]
-    if not is_number(keep) or not (0.1 <= keep <= 0.9 or keep == 1.0):
-        raise UserError(f"agent.halving.keep={keep!r} must be a share of the candidates from 0.1 to 0.9, or 1 (no "
-                        "halving)")
-    check_numbers(agent["validation"], "agent.validation", {"windows": 2, "every": 1, "patience": 1})
 
 
 def _log(logger: Any, search: Search) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -32,10 +32,11 @@ from agents.evaluation.scoring import feasible_first, validated
 from agents.policies.linear import LinearScorer
 from agents.policies.runs import clear, write_config
 from agents.search.optimisers import CMA_LINEAR, Cma
-from agents.settings import check_numbers, plain, require
+from agents.settings import Windows, require
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, signal_of
 from ooco_gym.report.terminal import Bar, progress
+from ooco_gym.schema import Positive, Range, check_all, plain
 
 SCALED_BY = 4096  # decisions of random play whose clusters and legal candidates scale the features
 
@@ -47,8 +48,8 @@ def search(config: dict[str, Any], out: Path, started: float) -> dict[str, Any]:
         UserError: a number is out of range, or the environment is not ours.
     """
     agent = plain(config["agent"])
-    check_numbers(agent, "agent", {"windows": 1, **({"population": 4} if agent["population"] is not None else {})},
-                  positives=("sigma",))
+    check_all(agent, "agent", windows=Windows,
+              population=Annotated[int, Range(4, 1 << 14, null="4 + 3 ln n")], sigma=Positive)
     check_ours(config["env"], f"agent={CMA_LINEAR}")
     require("search")
     found = LinearSearch(config, agent, out, started)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, is_number, nearest, unknown
+from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import Param, Policy
+from ooco_gym.schema import is_number
 from ooco_gym.study.population import Candidate
 
 # Parameters that no search changes: the machine's and its clients', and what policies fit or profile by themselves.

@@ -30,11 +30,12 @@ from ooco_gym.calibrate.rows import Excluded, Rows, clean, counted, fastest_kern
 from ooco_gym.calibrate.sources import Found
 from ooco_gym.calibrate.times import canonical
 from ooco_gym.documents import file_digest
-from ooco_gym.errors import UserError, unknown, whole_number
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import model_named
 from ooco_gym.report import Column, Table
+from ooco_gym.schema import whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,8 +62,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                         f"the layouts {', '.join(sources.list_sources())} (docs/calibration.md)")
     texts = {key: None if values[key] is None else str(values[key])
              for key in ("device", "model", "base", "name", "to")}
-    tp = 0 if values["tp"] is None else whole_number("tp", values["tp"], 1)
-    seed = whole_number("seed", values["seed"])
+    tp = 0 if values["tp"] is None else whole("tp", values["tp"], 1)
+    seed = whole("seed", values["seed"], 0)
     data, shared = Path(str(values["data"])).expanduser(), os.environ.get("OOCO_GYM_DATA")
     if not data.exists() and shared and (Path(shared) / data).exists():
         data = Path(shared) / data

@@ -30,13 +30,14 @@ from ooco_gym.calibrate.served import (
     served,
     served_plots,
 )
-from ooco_gym.errors import UserError, whole_number
+from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, load_chip
 from ooco_gym.perf.measurements import measurements
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Section, Table, write_page
 from ooco_gym.report.terminal import remarks
+from ooco_gym.schema import whole
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
 from ooco_gym.workload import Trace
 from ooco_gym.workload.sharing import sharing_ratio
@@ -139,7 +140,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     prompts = None if cfg.prompts is None else Path(str(cfg.prompts)).expanduser()
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute(), prompts), Path(cfg.out)
     if cfg.tp is not None:
-        run = replace(run, engine={**run.engine, "tensor_parallel": whole_number("tp", cfg.tp, 1)})
+        run = replace(run, engine={**run.engine, "tensor_parallel": whole("tp", cfg.tp, 1)})
     model, chip = model_of(run, cfg.model), chip_of(run, cfg.chip)
     timings = forms_of(chip, cfg.timings)
     with remarks() as remarked:

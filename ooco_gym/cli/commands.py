@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ooco_gym.documents import read_yaml
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, former, unknown
 from ooco_gym.resources import conf_root, load_yaml
 
 PRESETS = "preset"  # group of files that set many keys of a command, `+preset=NAME`
@@ -83,32 +83,7 @@ class Command:
 def commands() -> dict[str, str]:
     """Returns all known commands by name, each with its function as `module:function`."""
     points = sorted(metadata.entry_points(group="ooco_gym.commands"))
-    return {point.name: point.value for point in points if point.name not in REMOVED}  # older installations have them
-
-
-# Removed commands and keys of commands, and what to use instead.
-REMOVED = {**dict.fromkeys(
-               ("demo seeds", "demo duration_s", "demo start_s"),
-               "'ooco-gym simulate cluster.retention=demo/learned/policy.yaml duration_s=86400' simulates a day"),
-           "demo learn": "'ooco-gym compare' compares heuristics without a search",
-           **dict.fromkeys(("capacity policy", "compare policy", "plan policy"), "policies=[NAME] takes one, too"),
-           "capacity peak.sample": "the idle floor is of the requests that are played",
-           "compare sustain": "'ooco-gym capacity' finds the sustained rate",
-           "evaluate stochastic": "policies take their most likely actions, as in engines",
-           **dict.fromkeys(
-               ("headroom every", "headroom rules", "headroom violation_budget", "headroom progress"),
-               "'ooco-gym evaluate policies=[all]' compares the heuristics"),
-           "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
-           "doctor": "'pip check' reports incompatible packages, 'ooco-gym data list' where traces are expected",
-           "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
-           "sweep": "a sweep prints its table at its end; pandas.read_parquet('FOLDER/sweep.parquet') has all metrics",
-           "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's parameters on whole episodes",
-           "bench decisions": "'python -m cProfile -m ooco_gym simulate policy=NAME' says where time goes",
-           "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, a "
-                     "sweep (-m) prints its table",
-           "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
-                     "--save-detailed', and compare it with 'ooco-gym simulate' on the same trace "
-                     "(docs/sim_to_real.md)"}
+    return {one.name: one.value for one in points if not former("command", one.name)}  # older installations have them
 
 
 def find(name: str) -> Command:
@@ -118,8 +93,6 @@ def find(name: str) -> Command:
         UserError: no such command.
     """
     known = commands()
-    if name in REMOVED:
-        raise UserError(f"ooco-gym {name} is no longer there; {REMOVED[name]}")
     if name not in known:
         raise unknown("command", name, known)
     spec = util.find_spec(known[name].partition(":")[0].partition(".")[0])

@@ -26,8 +26,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ooco_gym.cli.commands import PLAIN, PRESETS, REMOVED, Command, names, read_choice
-from ooco_gym.errors import FORMER, UserError, nearest, printable, unknown
+from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
+from ooco_gym.errors import UserError, former, nearest, printable
 from ooco_gym.own_code import WORD
 from ooco_gym.resources import load_yaml
 
@@ -290,10 +290,8 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     columns = ".only." in f".{parent}."  # columns of a file
     if key not in known and (columns or parent == "cluster") and not plus:  # a cluster's YAML omits defaults
         override.input_line, plus, above = f"++{override.input_line}", True, {}
-    if left := REMOVED.get(f"{command.name} {key}"):
-        raise UserError(f"{key} is no longer a key of {command.name}; {left}")
-    if key not in known and last in FORMER["key"]:
-        raise unknown("key", last, known)
+    if key not in known and (now := former(f"key of {command.name}", key) or former("key", last)):
+        raise UserError(now)
     if key not in known and not (plus and isinstance(above, Mapping)):
         keys = [one for one in known if one.startswith("hydra.") == is_hydra and one not in ("hydra", "positional")]
         alike = [one for one in keys if not parent and one.rpartition(".")[2] == last]

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.errors import unknown, whole_number
+from ooco_gym.errors import unknown
 from ooco_gym.metrics import summarise, write_requests
 from ooco_gym.report import Table, number, track
 from ooco_gym.scenario import DAY_S, Scenario
+from ooco_gym.schema import whole
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Run, Simulation, requests_of, simulate
 from ooco_gym.workload import Trace, write_trace
@@ -80,7 +81,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: an unknown measurement, or a count that is not positive.
     """
     for key in ("repeats", "fleet_requests"):
-        whole_number(key, cfg[key], 1)
+        whole(key, cfg[key], 1)
     names = list(MEASUREMENTS) if cfg.only is None else [cfg.only] if isinstance(cfg.only, str) else list(cfg.only)
     for name in names:
         if name not in MEASUREMENTS:

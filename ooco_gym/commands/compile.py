@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ooco_gym.compile import compile_later, notice
-from ooco_gym.errors import EXTRAS, whole_number
+from ooco_gym.errors import EXTRAS
 from ooco_gym.jobs import cores, processes
 from ooco_gym.report.terminal import progress
+from ooco_gym.schema import whole
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baselines", "ooco_gym", "agents", "experiments")
@@ -32,7 +33,7 @@ def main(cfg: Any) -> dict[str, Any]:
     Raises:
         UserError: `workers` is no integer of at least 1.
     """
-    workers = None if cfg.get("workers") is None else whole_number("workers", cfg["workers"], 1)
+    workers = None if cfg.get("workers") is None else whole("workers", cfg["workers"], 1)
     begun = time.monotonic()
     functions = compile_all(workers)
     wall_s = time.monotonic() - begun

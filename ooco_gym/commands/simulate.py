@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.from_config import scenario_of
 from ooco_gym.metrics import summarise, write_requests
 from ooco_gym.metrics.costs import chips_of, cost_metrics, price_of
 from ooco_gym.policy import policy_of
 from ooco_gym.render import outcome_of, write_report
 from ooco_gym.render.page import class_table, conditions, conditions_table, depths, policy_words
 from ooco_gym.run_notes import say_clock, say_played, warnings_of
+from ooco_gym.scenario import scenario_of
 from ooco_gym.simulation import simulate
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, former
 from ooco_gym.own_code import check
 
 _CLASSES = {
@@ -32,10 +32,6 @@ _CLASSES = {
     "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Maps ids of this package's environments to `module:class`."""
-# Ids of earlier versions that have another name now. Gymnasium names the newest version of a name itself.
-FORMER = {f"ooco_gym/{old}-v0": f"ooco_gym/{now}-v1" for old, now in (
-    ("Control", "OnlineTuning"), ("Gating", "PrefillGate"), ("Preemption", "Interruption"),
-    ("Reclaiming", "PreemptionVictim"))}
 
 
 class _Name(str):
@@ -65,9 +61,9 @@ def register_all() -> None:
 
 def _refuse_former(env_id: str) -> bool:
     """Returns False; raises UserError with the present name of an environment of an earlier version."""
-    if env_id in FORMER:
-        raise UserError(f"the environment '{env_id}' is now '{FORMER[env_id]}': each decision has its own candidate "
-                        "table and no action occurs twice; retrain policies of earlier versions")
+    if now := former("environment", env_id):
+        raise UserError(f"{now}: each decision has its own candidate table and no action occurs twice; retrain "
+                        "policies of earlier versions")
     return False
 
 

@@ -263,10 +263,6 @@ class DecisionEnv(gym.Env):
         """Returns the action that does what the base policy would do."""
         return self.episodes.base_actions()[0]
 
-    def partner_action(self) -> Any:
-        """Raises UserError: `base_action` replaces it."""
-        raise UserError("partner_action() is now base_action(), and the argument partner is base_policy")
-
     def rule_action(self, name: str) -> Any:
         """Returns the action closest to what another policy's rule would do now.
 

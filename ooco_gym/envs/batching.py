@@ -16,7 +16,7 @@ from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.features import Feature, columns
 from ooco_gym.envs.reward import BLOCK_ARRIVED, BLOCK_VIOLATED, BUDGET
 from ooco_gym.envs.vector import register
-from ooco_gym.errors import UserError, check_keys, is_number
+from ooco_gym.errors import UserError
 from ooco_gym.perf.latency import sums_latency
 from ooco_gym.policy.engine_features import (
     ALONE_PS,
@@ -31,6 +31,7 @@ from ooco_gym.policy.engine_features import (
 from ooco_gym.policy.latency_budget import OFFLINE_CLASS, FillLimits, decodes, fill, preempt_last
 from ooco_gym.policy.policy import Policy
 from ooco_gym.runtime.features import ACTION, ENGINE, Contracted
+from ooco_gym.schema import Share, check, check_keys, demand
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
@@ -187,9 +188,8 @@ def time_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
     check_keys("shares", config.shares, SHARES)
     lists = {name: config.shares.get(name, (0.0, 0.5, 1.0)) for name in SHARES}
     for name, values in lists.items():
-        listed = isinstance(values, (list, tuple)) and values
-        if not listed or not all(is_number(value) and 0 <= value <= 1 for value in values):
-            raise UserError(f"shares.{name}={values!r} must be a list of shares from 0 to 1, such as [0, 0.5, 1]")
+        what = f"shares.{name}"
+        demand(check(tuple[Share, ...], what, values), what, values, "a list of shares, such as [0, 0.5, 1]")
     times = sorted(set(config.levels))
     if not times or times[0] <= 0:
         raise UserError(f"levels={list(config.levels)!r} must be positive: limits of an iteration's latency as shares "

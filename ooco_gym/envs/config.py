@@ -6,16 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from ooco_gym.envs.custom import Term
 from ooco_gym.envs.reward import TERMS
-from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, whole_number
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy.policy import Policy
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
+from ooco_gym.schema import Model, Range, check_keys, demand, is_number, kinds, number, whole
 from ooco_gym.workload import from_file, of_trace
 
 DRAIN_S = 120.0  # longest simulation after a window, for its online requests to finish
@@ -28,9 +29,24 @@ _INSTEAD = {"duration_s": "window_s sets the episode's length", "warmup_s": "the
             "seed": "reset(seed=…) sets it"}
 CONDITION = "condition"  # key of `vary`: whole conditions, each a mapping of scenario fields
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # keys of `env` configurations that are no arguments
-_DEFAULTS = {"base_policy": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
-             "interval_s": 1.0, **dict.fromkeys(("levels", "shares", "action", "controls", "vary", "shifts"))}
-_KEYS = ("id", "name", "description", "scenario", "splits", *_DEFAULTS)
+
+
+@dataclass(frozen=True)
+class EnvironmentKeys(Model):
+    """Keys of `conf/env` that are arguments of an environment, with their defaults (`EpisodeConfig`)."""
+
+    base_policy: Any = "ooco"
+    window_s: Annotated[float, Range(0.001, DAY_S, "seconds")] = 1800.0
+    warmup_s: Annotated[float, Range(0, DAY_S, "seconds")] = 300.0
+    candidates: Annotated[int, Range(1, MOST_CANDIDATES)] = 8
+    reward: Any = "penalty"
+    interval_s: Annotated[float, Range(0.001, DAY_S, "seconds")] = 1.0
+    levels: Any = ()
+    shares: Mapping[str, Any] = field(default_factory=dict)
+    action: Literal["discrete", "box"] = "discrete"
+    controls: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, Any] = field(default_factory=dict)
+    shifts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,14 +109,9 @@ class EpisodeConfig:
         return [self.scenario.cluster, *self.vary.get("cluster", ()), *conditions]
 
 
-def episode_config(default: str, *, scenario: Any = None, base_policy: Any = None, window_s: float | None = None,
-                   warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
-                   interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                   levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
-                   action: str | None = None, controls: Mapping[str, Any] | None = None,
-                   vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
+def episode_config(default: str, *, scenario: Any = None, workload: Any = None, cluster: Any = None,
                    shift: str | None = None, most_candidates: int = 64, terms: Sequence[Term] = (),
-                   **others: Any) -> EpisodeConfig:
+                   **given: Any) -> EpisodeConfig:
     """Completes an environment's arguments from its default scenario.
 
     Args:
@@ -110,37 +121,27 @@ def episode_config(default: str, *, scenario: Any = None, base_policy: Any = Non
         shift: name of one of the default's distribution shifts.
         most_candidates: upper limit of `candidates`.
         terms: the environment's own reward terms.
-        **others: unknown arguments, which are refused. All other arguments are as in `conf/env`
-            (None: the file's value).
+        **given: all other arguments are those of `EnvironmentKeys` (None: the value in `conf/env`).
 
     Raises:
         UserError: unknown names or keys, or values out of range.
     """
-    if not (scenario is None or isinstance(scenario, (str, os.PathLike, Mapping, Scenario))):
-        raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
-                        "or a Scenario")
-    usual = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
-    given = {"base_policy": base_policy, "window_s": window_s, "warmup_s": warmup_s, "candidates": candidates,
-             "reward": reward, "interval_s": interval_s, "levels": levels, "shares": shares, "action": action,
-             "controls": controls, "vary": vary, "shifts": shifts}
-    base = {**_DEFAULTS, **usual, **{key: value for key, value in given.items() if value is not None}}
-    for name in set(others) & set(Scenario.__dataclass_fields__):
+    demand(scenario is None or isinstance(scenario, (str, os.PathLike, Mapping, Scenario)), "scenario", scenario,
+           "a name in conf/env, a YAML path, a mapping of scenario fields or a Scenario")
+    for name in set(given) & set(kinds(Scenario)) - set(kinds(EnvironmentKeys)):
         raise UserError(f"env: '{name}' is a field of the scenario; give scenario={{'{name}': …}}")
-    check_keys("env", {**base, **others}, _KEYS)
-    if base["action"] not in (None, "discrete", "box"):
-        raise UserError(f"action={base['action']!r} must be discrete (one of the candidates) or box (a vector of "
-                        "numbers)")
+    usual = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
+    base = {key: value for source in (usual, given) for key, value in source.items() if value is not None}
+    check_keys("env", {**base, **given}, (*NOT_ARGUMENTS, "scenario", *kinds(EnvironmentKeys)))
+    keys = EnvironmentKeys.read({key: value for key, value in base.items() if key in kinds(EnvironmentKeys)})
     short = {key: value for key, value in (("workload", workload), ("cluster", cluster)) if value is not None}
     chosen = _scenario(base, scenario, short, shift)
-    size = whole_number("candidates", base["candidates"], 1, MOST_CANDIDATES)
+    unvaried = _unless_given(base, {} if given.get("vary") is not None else scenario, short, shift, chosen.from_file,
+                             _loses_load(usual.get("scenario") or {}, scenario, short), usual)
     return EpisodeConfig(
-        chosen, _base_policy(base["base_policy"]), _seconds("window_s", base["window_s"], 0.001),
-        _seconds("warmup_s", base["warmup_s"], 0.0), min(most_candidates, size), reward_weights(base["reward"], terms),
-        _seconds("interval_s", base["interval_s"], 0.001), _levels(base["levels"]),
-        _mapping("shares", base["shares"], "online and offline to lists of shares"), base["action"] == "box",
-        _mapping("controls", base["controls"], "parameters of the base policy to the size of a step"),
-        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, short, shift, chosen.from_file,
-                             _loses_load(usual.get("scenario") or {}, scenario, short), usual)))
+        chosen, _base_policy(keys.base_policy), keys.window_s, keys.warmup_s, min(most_candidates, keys.candidates),
+        reward_weights(keys.reward, terms), keys.interval_s, _levels(keys.levels), keys.shares, keys.action == "box",
+        keys.controls, _vary(chosen, unvaried))
 
 
 def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
@@ -159,8 +160,7 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
     """
     changes = dict(changes)
     load = changes.pop("load", None)
-    if load is not None and (not is_number(load) or load < 0):
-        raise UserError(f"{where}: load={load!r} must be a number of at least 0, a share of the peak")
+    number(f"{where}: load", load, 0, null="another load")
     if load is not None and any(changes.get(name) is not None for name in LOADS):
         raise UserError(f"{where}: load={load:g} is given together with another online load; leave one out")
     for name in changes:
@@ -193,36 +193,26 @@ def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:
 
 def window_number(value: Any) -> int | None:
     """Reads an episode's window number; None means it is drawn."""
-    return None if value is None else whole_number("options['window']", value, 0, 2**32 - 1)
-
-
-def _seconds(name: str, value: Any, low: float) -> float:
-    if not is_number(value) or not low <= value <= DAY_S:
-        kind = "positive number" if low > 0 else "number"
-        raise UserError(f"{name}={value!r} must be a {kind} of seconds, from {low:g} to {DAY_S:g} (a day)")
-    return float(value)
+    return None if value is None else whole("options['window']", value, 0, 2**32 - 1)
 
 
 def _mapping(name: str, value: Any, what: str) -> dict[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise UserError(f"{name}={value!r} must be a mapping of {what}")
+    demand(value is None or isinstance(value, Mapping), name, value, f"a mapping of {what}")
     return dict(value or {})
 
 
 def _base_policy(value: Any) -> Any:
     named = isinstance(value, Mapping) and isinstance(value.get("name", ""), str)
-    if not named and not isinstance(value, (str, Policy)):
-        raise UserError(f"base_policy={value!r} must be a policy's name, such as ooco or ooco:slo_margin=0.8, a "
-                        "mapping with 'name' and parameters, or a Policy")
+    demand(named or isinstance(value, (str, Policy)), "base_policy", value, "a policy's name, such as ooco or "
+           "ooco:slo_margin=0.8, a mapping with 'name' and parameters, or a Policy")
     return value
 
 
 def _levels(value: Any) -> tuple[float, ...]:
     listed = () if value is None else value
     is_list = isinstance(listed, (Sequence, np.ndarray))
-    if not is_list or not all(map(is_number, listed)) or len(listed) > MOST_CANDIDATES:
-        raise UserError(f"levels={value!r} must be a list of shares of the TPOT SLO, such as [0.8, 0.9, 1.0], at most "
-                        f"{MOST_CANDIDATES}")
+    demand(is_list and all(map(is_number, listed)) and len(listed) <= MOST_CANDIDATES, "levels", value,
+           f"a list of shares of the TPOT SLO, such as [0.8, 0.9, 1.0], at most {MOST_CANDIDATES}")
     return tuple(map(float, listed))
 
 
@@ -266,10 +256,8 @@ def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
     for name, values in vary.items():
         if name in _SET_BY_WINDOWS:
             raise UserError(f"vary.{name}: it is set for each episode; leave it out")
-        if not isinstance(values, (list, tuple)) or not values:
-            raise UserError(f"vary.{name}={values!r} must be [low, high] or a list of choices")
-        if _is_range(values) and not values[0] <= values[1]:
-            raise UserError(f"vary.{name}={values!r} must be [low, high], with low <= high")
+        fits = isinstance(values, (list, tuple)) and values and not (_is_range(values) and values[0] > values[1])
+        demand(fits, f"vary.{name}", values, "[low, high], with low <= high, or a list of choices")
         for one in values:
             if name == CONDITION:
                 _check_of_windows(_mapping(f"vary.{name}", one, "scenario fields to values"))
@@ -380,15 +368,12 @@ def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
     Raises:
         UserError: an unknown term, or a negative weight.
     """
-    raw = dict(value) if isinstance(value, Mapping) else load_yaml("reward", value)
+    raw = load_yaml("reward", value)
     raw.pop("name", None)
     defaults = {**dict.fromkeys(TERMS, 0.0), **{term.name: term.weight for term in own}}
+    check_keys("reward", raw, defaults)
     for key, weight in raw.items():
-        if key not in defaults:
-            raise UserError(f"reward: unknown term '{key}'{nearest(str(key), defaults)}; terms are "
-                            f"{', '.join(defaults)}")
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e9:
-            raise UserError(f"reward.{key}={weight!r} must be a number of at least 0")
+        number(f"reward.{key}", weight, 0, 1e9)
     return np.array([float(raw.get(term, weight)) for term, weight in defaults.items()])
 
 

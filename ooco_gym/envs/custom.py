@@ -16,8 +16,9 @@ from numba import types
 from ooco_gym.compile import address_of, function_at, inlined, jit
 from ooco_gym.compile.references import Reference
 from ooco_gym.envs.features import Feature
-from ooco_gym.errors import UserError, is_number
+from ooco_gym.errors import UserError
 from ooco_gym.policy.engine_features import log1p
+from ooco_gym.schema import number
 from ooco_gym.sim.state import STATE_TYPE
 
 READING = types.float64(Reference(STATE_TYPE), types.int64)
@@ -66,9 +67,7 @@ def check(terms: Sequence[Term], own: Sequence[OwnFeature], known_terms: Sequenc
             if names.count(name) > 1:
                 raise UserError(f"{kind} '{name}': this name is taken; choose another")
     for term in terms:
-        if not is_number(term.weight) or term.weight < 0:
-            raise UserError(f"term '{term.name}': weight={term.weight!r} must be a number of at least 0; to penalise, "
-                            "let the reading decrease")
+        number(f"term '{term.name}': weight", term.weight, 0)  # to penalise, the reading decreases
     for feature in features:
         if feature.scale not in SCALES:
             raise UserError(f"feature '{feature.name}': scale '{feature.scale}' must be one of {', '.join(SCALES)}")

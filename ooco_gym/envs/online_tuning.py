@@ -14,8 +14,9 @@ from ooco_gym.envs.decision import Controls, Decision
 from ooco_gym.envs.features import PARAMETER, PICKS
 from ooco_gym.envs.stepping import end_runs
 from ooco_gym.envs.vector import register
-from ooco_gym.errors import UserError, is_number, nearest
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.policy.policy import SETTINGS, Param, Policy
+from ooco_gym.schema import is_number
 from ooco_gym.sim.state import ASK
 
 STEPS = 2  # levels above and below the tuned value

@@ -23,7 +23,8 @@ from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, w
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.snapshots import Snapshots
 from ooco_gym.envs.viewer import Viewer
-from ooco_gym.errors import UserError, whole_number
+from ooco_gym.errors import UserError
+from ooco_gym.schema import whole
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
@@ -69,10 +70,10 @@ class DecisionVectorEnv(VectorEnv):
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
                  idle: bool = False, threads: int | None = 1, flat: bool = False, **arguments: Any) -> None:
-        self.num_envs = whole_number("num_envs", num_envs, 1)
-        self._bank = whole_number("bank", bank, 0)
-        self._threads = jobs.threads() if threads is None else whole_number("threads", threads, 1)
-        self._most = None if max_episode_steps is None else whole_number("max_episode_steps", max_episode_steps, 1)
+        self.num_envs = whole("num_envs", num_envs, 1)
+        self._bank = whole("bank", bank, 0)
+        self._threads = jobs.threads() if threads is None else whole("threads", threads, 1)
+        self._most = None if max_episode_steps is None else whole("max_episode_steps", max_episode_steps, 1)
         try:
             self.mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -94,7 +95,7 @@ class DecisionVectorEnv(VectorEnv):
         self._attach()
         self._randoms: list[np.random.Generator] = []
         self._train_seeds = _train_seeds(train_seeds)
-        stream = whole_number("train_stream", train_stream, 0)
+        stream = whole("train_stream", train_stream, 0)
         self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, not reset yet
         self._steps = np.zeros(num_envs, np.int64)  # counted if `max_episode_steps` is set
@@ -356,7 +357,7 @@ def _train_seeds(seeds: Any) -> list[int] | None:
         return None
     if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Iterable) or not (listed := list(seeds)):
         raise UserError(f"train_seeds={seeds!r} must be a list of at least one seed, or None (reset chooses them)")
-    return [whole_number(f"train_seeds[{index}]", seed, 0) for index, seed in enumerate(listed)]
+    return [whole(f"train_seeds[{index}]", seed, 0) for index, seed in enumerate(listed)]
 
 
 def register(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:

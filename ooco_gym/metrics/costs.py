@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ooco_gym.errors import UserError, is_number
+from ooco_gym.schema import number
 
 HOUR_S, MILLION = 3600.0, 1e6
 
@@ -21,10 +21,7 @@ def price_of(options: Mapping[str, Any]) -> float | None:
     Raises:
         UserError: it is no number of at least 0.
     """
-    price = options["price_per_chip_hour"]
-    if price is not None and (not is_number(price) or price < 0):
-        raise UserError(f"price_per_chip_hour={price!r} must be a number of at least 0, in any currency, or null")
-    return price
+    return number("price_per_chip_hour", options["price_per_chip_hour"], 0, null="no price")
 
 
 def cost_metrics(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:

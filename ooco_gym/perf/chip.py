@@ -6,38 +6,33 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError, is_number
-from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_values, number, read_fields, sizes
+from ooco_gym.errors import UserError
 from ooco_gym.perf.kernels import ExtendedParameters
-
-_OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
-              "allreduce_latency_s", "allreduce_bytes_per_s", "units", "peak_fp8_flops_per_s", "device_memory_bytes",
-              "compute_capability"}
-_AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
+from ooco_gym.schema import Amount, Count, Model, Positive, Range, at, check_keys, is_number, kinds
 
 
 @dataclass(frozen=True)
-class Validity:
+class Validity(Model):
     """Ranges that a chip's numbers were fitted on; None and `()` leave a size open. Runs beyond
     them get a warning."""
 
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     """Most tokens of one iteration."""
-    max_batch: int | None = None
+    max_batch: Count | None = None
     """Most requests of one decode step."""
-    max_context: int | None = None
+    max_context: Count | None = None
     """Most tokens of one request's context."""
-    tp: tuple[int, ...] = ()
+    tp: tuple[Count, ...] = ()
     """Tensor-parallel degrees that were measured."""
 
 
 @dataclass(frozen=True)
-class ChipSpec:
+class ChipSpec(Model):
     """One accelerator: its memory, and what its kernels achieve (OOCO, Table 4; symbols in
     brackets).
 
@@ -45,37 +40,39 @@ class ChipSpec:
     overhead may count per iteration (as in the paper), per layer (as measured GPUs show), or both.
     """
 
+    PLACE = "chip '{name}'"
+
     name: str
-    memory_bytes: float
-    peak_flops_per_s: float
+    memory_bytes: Positive
+    peak_flops_per_s: Positive
     """Datasheet, dense 16-bit."""
-    peak_memory_bytes_per_s: float
-    peak_link_bytes_per_s: float
+    peak_memory_bytes_per_s: Positive
+    peak_link_bytes_per_s: Positive
     """Datasheet link to the other chips of an instance, one direction."""
-    gemm_flops_per_s: float
+    gemm_flops_per_s: Positive
     """`F_g`."""
-    prefill_attention_flops_per_s: float
+    prefill_attention_flops_per_s: Positive
     """`F_ap`."""
-    decode_attention_flops_per_s: float
+    decode_attention_flops_per_s: Positive
     """`F_ad`."""
-    gemm_memory_bytes_per_s: float
+    gemm_memory_bytes_per_s: Positive
     """`M_g`."""
-    attention_memory_bytes_per_s: float
+    attention_memory_bytes_per_s: Positive
     """`M_a`."""
-    allreduce_bytes_per_s: float = 0.0
+    allreduce_bytes_per_s: Amount = 0.0
     """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n *
     x / B_c`. 0 if not measured: `link`'s is used (`with_allreduce`)."""
-    allreduce_latency_s: float = 0.0
+    allreduce_latency_s: Amount = 0.0
     link: str = ""
     """Kind of link to the other chips of an instance (`conf/link`); '': the nearest to
     `peak_link_bytes_per_s`."""
-    prefill_overhead_s: float = 0.0
+    prefill_overhead_s: Amount = 0.0
     """`O_p`, per prefill iteration."""
-    decode_overhead_s: float = 0.0
+    decode_overhead_s: Amount = 0.0
     """`O_d`, per decode iteration."""
-    prefill_layer_overhead_s: float = 0.0
+    prefill_layer_overhead_s: Amount = 0.0
     """Part of `O_p` per layer of a prefill iteration (kernels)."""
-    decode_layer_overhead_s: float = 0.0
+    decode_layer_overhead_s: Amount = 0.0
     """Part of `O_d` per layer of a decode iteration (kernels)."""
     extended: ExtendedParameters | None = None
     """Kernels for `timing=extended`; None if not fitted."""
@@ -85,14 +82,14 @@ class ChipSpec:
     """Parquet file of measured operators for `timing=measured`, relative to the YAML file,
     otherwise to the current folder; '': none."""
     title: str = ""
-    peak_fp8_flops_per_s: float = 0.0
+    peak_fp8_flops_per_s: Amount = 0.0
     """Datasheet, dense 8-bit; 0: the chip multiplies only in 16 bits."""
-    device_memory_bytes: float = 0.0
+    device_memory_bytes: Amount = 0.0
     """Memory that the driver reports (`torch.cuda.mem_get_info`), beside the datasheet's
     `memory_bytes`; 0: unknown."""
-    units: int = 0
+    units: Annotated[int, Range(0)] = 0
     """Streaming multiprocessors (compute units) by the datasheet, used only by `like`; 0: unknown."""
-    compute_capability: float = 0.0
+    compute_capability: Amount = 0.0
     """An NVIDIA chip's compute capability, such as 8.9; decides whether chunks and decodes share a
     kernel (`ONE_KERNEL`). 0: none, or unknown."""
     like: str = ""
@@ -107,12 +104,12 @@ class ChipSpec:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Source of each value, by field; scaled and assumed values are marked."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self, f"chip '{self.name}'", zero_allowed=_OVERHEADS)
-        _check_kernels(self)
+    def validate(self, where: str) -> None:
+        super().validate(where)
+        if self.extended is not None:
+            self.extended.validate(at(where, "extended"))
         if self.link and self.link not in list_links():
-            raise UserError(f"chip '{self.name}': field 'link' must be one of {', '.join(list_links())}, got "
-                            f"'{self.link}'")
+            raise UserError(f"{where}: link={self.link} must be one of {', '.join(list_links())}")
 
     @property
     def remark(self) -> str:
@@ -133,36 +130,13 @@ def load_chip(chip: ChipSpec | str | os.PathLike[str] | Mapping[str, Any]) -> Ch
     """
     if isinstance(chip, ChipSpec):
         return chip
-    values, where = load_values("chip", chip)
+    values = resources.named_values("chip", chip)
     if values.get("tables"):
         values["tables"] = os.path.abspath(str(values["tables"]))  # already absolute from a file
     if values.get("like"):
-        check_fields(ChipSpec, values, where)
+        check_keys(where := f"chip '{values['name']}'", values, kinds(ChipSpec))
         values = _like(values, where)
-    return read_fields(ChipSpec, _with_mixed(values), where, _convert)
-
-
-def _convert(where: str, kind: str, value: Any) -> Any:
-    section = where.replace(": field '", ", ").removesuffix("'")
-    if kind == "Validity | None":
-        return None if value is None else read_fields(Validity, value, section, sizes)
-    if kind == "ExtendedParameters | None":
-        return None if value is None else ExtendedParameters.from_mapping(value, section)
-    return convert(where, kind, value)
-
-
-def _check_kernels(chip: ChipSpec) -> None:
-    """Raises UserError for kernels that would divide by zero: rates without a default must be
-    positive, norms at least 1."""
-    for item in fields(chip.extended) if chip.extended else ():
-        kernel = getattr(chip.extended, item.name)
-        required = {part.name for part in fields(kernel) if part.default is MISSING} if kernel else set()
-        for name, value in asdict(kernel).items() if kernel else ():
-            where = f"chip '{chip.name}', extended.{item.name}: field '{name}'"
-            if name in required and not 0 < value < math.inf:
-                raise UserError(f"{where} must be positive, got {value}")
-            if name in _AT_LEAST_ONE and not value >= 1:
-                raise UserError(f"{where} must be at least 1, got {value}")
+    return ChipSpec.read(_with_mixed(values))
 
 
 @dataclass(frozen=True)
@@ -307,10 +281,10 @@ def _with_mixed(values: dict[str, Any]) -> dict[str, Any]:
     """Fills in `mixed_attention` of a chip that runs chunks and decodes in one kernel
     (`ONE_KERNEL`) from the measured chip of the nearest architecture, if it was not measured
     (`extended: {mixed_attention: null}` leaves it out)."""
-    capability, section = number(values.get("compute_capability", 0.0)), values.get("extended")
-    needed = ("peak_flops_per_s", "peak_memory_bytes_per_s")
+    capability, section = values.get("compute_capability") or 0.0, values.get("extended")
+    needed = (values.get("peak_flops_per_s"), values.get("peak_memory_bytes_per_s"))
     if not isinstance(section, Mapping) or "mixed_attention" in section or not all(
-            number(values.get(name)) > 0 for name in needed) or capability // 1 not in ONE_KERNEL:
+            is_number(one) and one and one > 0 for one in (*needed, capability)) or capability // 1 not in ONE_KERNEL:
         return values
     sheets = {name: resources.load_yaml("chip", name) for name in list_chips()}
     measured = [name for name, sheet in sheets.items() if (sheet.get("extended") or {}).get("mixed_attention")]

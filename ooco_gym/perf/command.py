@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, is_number, is_whole
+from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment, validity_warnings
 from ooco_gym.perf.table import decode_attention_s
 from ooco_gym.perf.timing import Attention, OperatorCost, Phase
 from ooco_gym.report import Column, Table, console
+from ooco_gym.schema import Count, check, check_keys, demand, number, whole
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,11 +58,9 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
     on."""
     check_keys("throughput", throughput, _THROUGHPUT_KEYS)
     for name, value in throughput.items():
-        if not (is_whole(value) if name == "batch" else is_number(value)):
-            raise UserError(f"throughput.{name} must be a {'whole ' if name == 'batch' else ''}number, got '{value}'")
+        (whole if name == "batch" else number)(f"throughput.{name}", value)
     for name, values in (("contexts", contexts), ("batches", batches), ("prompts", prompts)):
-        if isinstance(values, (str, int)) or not values or not all(is_whole(value) and value > 0 for value in values):
-            raise UserError(f"{name} must be a list of whole numbers of at least 1, got '{values}'")
+        demand(check(tuple[Count, ...], name, values), name, values, "a list of one or more")
     decode = [{"batch": batch, "context_tokens": context, **_row(deployment, decode=[context] * batch)}
               for context in contexts for batch in batches]
     prefill = [{"prompt_tokens": tokens, **_row(deployment, prefill=[(tokens, tokens)])} for tokens in prompts]
@@ -283,8 +282,7 @@ def colocated_throughput(deployment: Deployment, prompt_tokens: float = 1512.30,
         UserError: a length or size below 1, or no request fits.
     """
     for name, value in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens), ("batch", batch)):
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
+        number(name, value, 1)
     batch = min(batch, int(deployment.kv_tokens // (prompt_tokens + output_tokens)))
     if batch < 1:
         raise UserError(f"KV memory holds {deployment.kv_tokens} tokens: not one request of "

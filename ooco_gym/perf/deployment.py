@@ -4,22 +4,24 @@ measured ranges."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError, nearest, whole_number
+from ooco_gym.errors import UserError
 from ooco_gym.perf.chip import ChipSpec, allreduce_remark, linked, load_chip, with_allreduce
-from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, batch_defaults, check_account, profiled_peak_bytes, size_remark
+from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, Account, batch_defaults, profiled_peak_bytes, size_remark
 from ooco_gym.perf.model import ModelSpec, load_model
-from ooco_gym.perf.timing import MOE_BACKENDS, Shard, TimingForm, expert_kernel, timing_form
+from ooco_gym.perf.timing import Shard, TimingForm, expert_kernel, timing_form
 from ooco_gym.report.terminal import remark
+from ooco_gym.schema import Count, Model, Range, check_keys, kinds
 
 _TIMING = ("name", "causal_factor")
+SomeShare = Annotated[float, Range(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Model):
     """One instance: `model` on `tp * pp` chips.
 
     An iteration runs through the pipeline's stages in sequence, so its latency is their sum plus
@@ -52,32 +54,22 @@ class Deployment:
 
     chip: ChipSpec
     model: ModelSpec
-    tp: int = 1
-    pp: int = 1
-    kv_fraction: float = 0.9
+    tp: Count = 1
+    pp: Count = 1
+    kv_fraction: SomeShare = 0.9
     timing: str = "ooco"
-    block_tokens: int = 16
-    causal_factor: float = 1.0
-    known_kv_blocks: int | None = None
+    block_tokens: Count = 16
+    causal_factor: SomeShare = 1.0
+    known_kv_blocks: Annotated[int, Range(2, 10**12)] | None = None
     expert_parallel: bool = False
-    moe_backend: str = ""
-    memory: str = "fraction"
-    max_num_batched_tokens: int = 0
-    max_num_seqs: int = 0
-    data_parallel: int = 1
+    moe_backend: Literal["", "marlin"] = ""
+    memory: Account = "fraction"
+    max_num_batched_tokens: Annotated[int, Range(0)] = 0
+    max_num_seqs: Annotated[int, Range(0)] = 0
+    data_parallel: Count = 1
 
-    def __post_init__(self) -> None:
-        for name in ("tp", "pp", "block_tokens", "data_parallel"):
-            whole_number(name, getattr(self, name), 1)
-        for name in ("max_num_batched_tokens", "max_num_seqs"):
-            whole_number(name, getattr(self, name), 0)
-        check_account(self.memory)
-        for name in ("kv_fraction", "causal_factor"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-                raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
-        if self.known_kv_blocks is not None:
-            whole_number("kv_blocks", self.known_kv_blocks, 2, 10**12)
+    def validate(self, where: str) -> None:
+        super().validate(where)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
         ranks = f" x data_parallel={self.data_parallel}" if self.data_parallel > 1 else ""
@@ -92,8 +84,6 @@ class Deployment:
             raise UserError(f"model '{self.model.name}' has no experts that ranks could share: data_parallel="
                             f"{self.data_parallel} are as many instances that know nothing of each other; give their "
                             "count")
-        if self.moe_backend not in MOE_BACKENDS:
-            raise UserError(f"moe_backend must be '' or {MOE_BACKENDS[1]}, got '{self.moe_backend}'")
         if reason:
             valid = ", ".join(str(tp) for tp in valid_tps(self.model))
             raise UserError(f"model '{self.model.name}': {reason}; tp may be {valid}")
@@ -112,12 +102,8 @@ class Deployment:
         Raises:
             UserError: unknown key or name, a value of the wrong type, weights that do not fit.
         """
-        known = [*(item.name for item in fields(cls)), "link"]
         values = dict(config)
-        for key in values:
-            if key not in known:
-                raise UserError(f"unknown key '{key}' of a deployment{nearest(str(key), known)}; "
-                                f"expected: {', '.join(known)}")
+        check_keys("deployment", values, [*kinds(cls), "link"])
         for key in ("chip", "model"):
             if key not in values:
                 raise UserError(f"a deployment needs the key '{key}'")
@@ -128,7 +114,7 @@ class Deployment:
         if values.get("kv_fraction", 0.9) is None:
             values["kv_fraction"] = GPU_MEMORY_UTILIZATION.get(values.get("memory", "fraction"), 0.9)
         timing = timing_values(values.pop("timing", "ooco") or default_timing([values["chip"]]))
-        return cls(**(timing | values))
+        return cls.read(timing | values)
 
     @property
     def chips(self) -> int:
@@ -303,10 +289,9 @@ def timing_values(timing: Any) -> dict[str, Any]:
         else:
             timing = {"name": name}
     values = dict(timing)
-    unknown_keys = set(values) - set(_TIMING)
-    if unknown_keys or "name" not in values:
-        wrong = f"unknown key '{min(unknown_keys)}'" if unknown_keys else "key 'name' is missing"
-        raise UserError(f"timing: {wrong}; expected: {', '.join(_TIMING)}")
+    check_keys("timing", values, _TIMING)
+    if "name" not in values:
+        raise UserError("timing.name is missing; expected the name of a timing form")
     return {"timing": str(values.pop("name")), **values}
 
 

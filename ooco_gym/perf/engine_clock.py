@@ -4,22 +4,22 @@ timing, with its measured error (docs/validity.md)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, is_number, whole_number
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.schema import Model, Range
 
 LONGEST_S = 60.0  # upper limit of an iteration's host time
-MOST_TEMPLATE_TOKENS = 100_000
+HostTime = Annotated[float, Range(0, LONGEST_S, "seconds")]
 VALIDITY = "validity"  # in conf: maps chips to forms to errors in percent; `make validity` writes it
 
 
 @dataclass(frozen=True)
-class EngineClock:
+class EngineClock(Model):
     """Host times of an engine. With all 0 and synchronous scheduling only the chip's time counts,
     as in OOCO.
 
@@ -48,16 +48,18 @@ class EngineClock:
         UserError: an unknown key, or an invalid value.
     """
 
+    PLACE = "engine_clock"
+
     name: str = "none"
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
-    prefill_token_s: float = 0.0
-    sequence_s: float = 0.0
-    schedule_s: float = 0.0
+    decode_s: HostTime = 0.0
+    prefill_s: HostTime = 0.0
+    prefill_token_s: HostTime = 0.0
+    sequence_s: HostTime = 0.0
+    schedule_s: HostTime = 0.0
     async_scheduling: bool = False
-    frontend_s: float = 0.0
-    frontend_token_s: float = 0.0
-    template_tokens: int = 0
+    frontend_s: HostTime = 0.0
+    frontend_token_s: HostTime = 0.0
+    template_tokens: Annotated[int, Range(0, 100_000)] = 0
     source: str = ""
 
     @classmethod
@@ -65,21 +67,8 @@ class EngineClock:
         """Loads a clock by name in conf/engine_clock, file, or mapping; None gives `none`."""
         if value is None:
             return NO_HOST_TIME
-        raw = dict(value) if isinstance(value, Mapping) else load_yaml("engine_clock", value)
-        check_keys("engine_clock", raw, cls.__dataclass_fields__)
-        for field in fields(cls):
-            if field.type == "float" and field.name in raw:
-                number = raw[field.name]
-                if not is_number(number) or not 0 <= number <= LONGEST_S:
-                    raise UserError(f"engine_clock: {field.name}={number!r} must be a number of seconds from 0 to "
-                                    f"{LONGEST_S:g}")
-        for key in ("name", "source"):
-            if not isinstance(raw.get(key, ""), str):
-                raise UserError(f"engine_clock: {key}={raw[key]!r} must be text")
-        if not isinstance(raw.get("async_scheduling", False), bool):
-            raise UserError(f"engine_clock: async_scheduling={raw['async_scheduling']!r} must be true or false")
-        whole_number("engine_clock: template_tokens", raw.get("template_tokens", 0), 0, MOST_TEMPLATE_TOKENS)
-        return cls(**{"name": "custom", **raw})
+        raw = load_yaml("engine_clock", value)
+        return cls.read({"name": "custom", **raw})
 
     @property
     def has_frontend(self) -> bool:

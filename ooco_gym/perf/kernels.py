@@ -9,16 +9,15 @@ calibrate` fits the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ooco_gym.perf.fields import at_least_0, read_fields
 from ooco_gym.perf.latency import attention_of, empty_tables, put_attention
 from ooco_gym.rounding import steady
+from ooco_gym.schema import Model, Positive, Range, at, kinds
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 """Candidate tiles of a GEMM: rows and columns of output that one block computes."""
@@ -40,20 +39,15 @@ HALF_BLOCK = 0.5 / math.log(2.0)
 """Mean ratio of half a block of rows to the mean tokens of an expert, if blocks are the next power
 of two."""
 
-_Parameters = TypeVar("_Parameters", bound="_Mapped")
+OrEndless = Annotated[float, Range(0, endless=True)]
+AtLeastOne = Annotated[float, Range(1, endless=True)]
 
 
-class _Mapped:
-    """Parameters read from a mapping (of a chip's YAML) and written to one."""
+class _Parameters(Model):
+    """Parameters of a kernel, in a chip's YAML under `extended`."""
 
-    @classmethod
-    def from_mapping(cls: type[_Parameters], values: Any, where: str = "") -> _Parameters:
-        """Reads the parameters, numbers of at least 0; fields with a default may be missing.
-
-        Raises:
-            UserError: names the wrong field after `where`.
-        """
-        return read_fields(cls, values, where or cls.__name__, at_least_0)
+    def __post_init__(self) -> None:
+        """Those of a fit are not checked; a chip's are, when it is made."""
 
     def to_mapping(self) -> dict[str, float]:
         """The parameters by field, for a YAML file."""
@@ -61,140 +55,140 @@ class _Mapped:
 
 
 @dataclass(frozen=True)
-class GemmParameters(_Mapped):
+class GemmParameters(_Parameters):
     """A linear layer: `gemm_s`."""
 
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float = 0.0
-    exponent: float = 8.0
+    flops_per_s: Positive
+    memory_bytes_per_s: Positive
+    launch_s: OrEndless = 0.0
+    exponent: AtLeastOne = 8.0
     """Exponent of the norm, at least 1."""
-    depth: float = 0.0
+    depth: OrEndless = 0.0
     """Inner width at which a block's start and end cost as much as its work: compute grows by `1 +
     depth / k`."""
-    waste: float = 0.0
+    waste: OrEndless = 0.0
     """Power of the growth by whole waves of blocks; 0: ignored."""
-    padding: float = 0.0
+    padding: OrEndless = 0.0
     """Power of the growth by whole tiles; 0: ignored."""
-    edge: float = 0.0
+    edge: OrEndless = 0.0
     """Cost of a tile's edge in rows or columns: compute grows by `1 + edge / rows + edge / columns`
     of the tile, so small tiles, which waste less, are less efficient."""
-    tall: float = 0.0
+    tall: OrEndless = 0.0
     """Growth of compute per doubling of the rows beyond 2048 (cache misses, falling clocks)."""
-    units: float = 108.0
+    units: AtLeastOne = 108.0
     """Blocks that run at once (streaming multiprocessors)."""
-    cast: float = 0.0
+    cast: OrEndless = 0.0
     """Moves of a byte per input element outside the norm, for rewriting activations in 8 bits."""
 
 
 @dataclass(frozen=True)
-class ExpertParameters(_Mapped):
+class ExpertParameters(_Parameters):
     """The experts of a layer, with routing and combining: `experts_s`."""
 
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float = 0.0
-    exponent: float = 8.0
-    block_rows: float = 0.0
+    flops_per_s: Positive
+    memory_bytes_per_s: Positive
+    launch_s: OrEndless = 0.0
+    exponent: AtLeastOne = 8.0
+    block_rows: OrEndless = 0.0
     """Least rows that each expert computes beyond its tokens, as blocks are filled up."""
-    block_most: float = 0.0
+    block_most: OrEndless = 0.0
     """Most such rows: blocks grow with an expert's tokens, and the last one is half full on
     average; 0: always `block_rows`."""
-    gathers: float = 0.0
+    gathers: OrEndless = 0.0
     """Moves of the hidden state of each choice beyond the roofs."""
-    inner: float = 0.0
+    inner: OrEndless = 0.0
     """Moves of the inner activations of each choice beyond the roofs."""
-    depth: float = 0.0
+    depth: OrEndless = 0.0
     """Inner width at which a block's start and end cost as much as its work, as in a linear layer."""
 
 
 @dataclass(frozen=True)
-class PrefillAttentionParameters(_Mapped):
+class PrefillAttentionParameters(_Parameters):
     """Attention of new tokens to all earlier ones: `prefill_attention`."""
 
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float = 0.0
-    exponent: float = 8.0
-    row_tokens: float = 0.0
+    flops_per_s: Positive
+    memory_bytes_per_s: Positive
+    launch_s: OrEndless = 0.0
+    exponent: AtLeastOne = 8.0
+    row_tokens: OrEndless = 0.0
     """Cost of each row in tokens of context, beyond those attended to."""
-    critical_flops_per_s: float = 0.0
+    critical_flops_per_s: OrEndless = 0.0
     """Rate of a single block of rows, which goes through the whole context alone; 0: ignored."""
-    reread: float = 0.0
+    reread: OrEndless = 0.0
     """Reads of keys and values beyond the roofs."""
-    tile: float = 128.0
+    tile: AtLeastOne = 128.0
     """Rows are padded to a multiple of this."""
-    causal: float = 0.5
+    causal: OrEndless = 0.5
     """Share of the new tokens that a row does not attend to: 0.5 is the causal triangle."""
-    packed: float = 0.0
+    packed: OrEndless = 0.0
     """1: query heads that share a key/value head lie in one tile, with one head per row; 0: no."""
-    softmax_width: float = 0.0
+    softmax_width: OrEndless = 0.0
     """Cost of a score's softmax in elements of the head."""
-    store_s: float = 0.0
+    store_s: OrEndless = 0.0
     """Time to write a new token's key and value, per element of the key, outside the norm."""
-    store_width: float = 512.0
+    store_width: OrEndless = 512.0
     """Elements of the key, the width of a block, from which `store_s` stops growing."""
-    split_rows: float = 0.0
+    split_rows: OrEndless = 0.0
     """Rows of all heads that fill the chip once. With fewer, earlier context is split among blocks,
     which shortens its chain and its rereads (`reread`) in proportion; 0: never split."""
 
 
 @dataclass(frozen=True)
-class DecodeAttentionParameters(_Mapped):
+class DecodeAttentionParameters(_Parameters):
     """Attention of one new token per request: `decode_attention`."""
 
-    flops_per_s: float
-    memory_bytes_per_s: float
-    launch_s: float = 0.0
-    exponent: float = 8.0
-    group_rows: float = 1.0
+    flops_per_s: Positive
+    memory_bytes_per_s: Positive
+    launch_s: OrEndless = 0.0
+    exponent: AtLeastOne = 8.0
+    group_rows: AtLeastOne = 1.0
     """Query heads that share a key/value head are padded to this many rows."""
-    request_head_s: float = 0.0
+    request_head_s: OrEndless = 0.0
     """Third roof: time per request and key/value head of the chip, at any context."""
-    critical_s_per_token: float = 0.0
+    critical_s_per_token: OrEndless = 0.0
     """Fourth roof: time per token of the mean context, the longest chain of one request."""
-    lone_launch_s: float = 0.0
+    lone_launch_s: OrEndless = 0.0
     """`launch_s` if no heads share keys and values (some kernels differ); 0: the same."""
-    lone_critical_s_per_token: float = 0.0
+    lone_critical_s_per_token: OrEndless = 0.0
     """`critical_s_per_token` if no heads share keys and values; 0: the same."""
 
 
 @dataclass(frozen=True)
-class MixedAttentionParameters(_Mapped):
+class MixedAttentionParameters(_Parameters):
     """Chunks of prompts and decodes in one kernel: `mixed_attention`."""
 
-    head_s: float
+    head_s: Positive
     """Time per query head of a decode to start and end a block of rows."""
-    head_s_per_token: float
+    head_s_per_token: Positive
     """Time per query head of a decode and token of its context, as a whole tile is computed for one
     row."""
-    memory_bytes_per_s: float
+    memory_bytes_per_s: Positive
     """Read rate of keys and values."""
-    cache_bytes: float = 0.0
+    cache_bytes: OrEndless = 0.0
     """Size of one head's keys and values, over all decodes, from which query heads that share it
     read them again instead of from the cache; 0: always cached."""
-    head_s_per_chunk_token: float = 0.0
+    head_s_per_chunk_token: OrEndless = 0.0
     """Time per query head of a decode and new token of the chunk: blocks are laid out for the
     longest query, so a decode has as many as the chunk, all but one empty."""
-    critical_s_per_token: float = 0.0
+    critical_s_per_token: OrEndless = 0.0
     """Time per token of the mean context: the chain of a single block."""
-    exponent: float = 2.0
+    exponent: AtLeastOne = 2.0
     """Exponent of the norm of that chain and all the work."""
-    launch_s: float = 0.0
+    launch_s: OrEndless = 0.0
     """Fixed time of the kernel, which the chunk's own time also includes."""
 
 
 @dataclass(frozen=True)
-class SkewParameters(_Mapped):
+class SkewParameters(_Parameters):
     """Cost of unequal context lengths: the block of the longest one ends after the others."""
 
-    decode_s_per_token: float = 0.0
+    decode_s_per_token: OrEndless = 0.0
     """Time per token by which a decode step's longest context exceeds the mean, in batches of two
     lengths."""
-    decode_rows: float = 0.0
+    decode_rows: OrEndless = 0.0
     """Requests times key/value heads of the chip from which that applies; below, contexts are split
     over blocks."""
-    mixed_s_per_token: float = 0.0
+    mixed_s_per_token: OrEndless = 0.0
     """Time per token by which it exceeds the mean and every chunk's context, in a kernel shared
     with chunks, which does not split contexts."""
 
@@ -207,28 +201,28 @@ class SkewParameters(_Mapped):
 
 
 @dataclass(frozen=True)
-class AllReduceParameters(_Mapped):
+class AllReduceParameters(_Parameters):
     """An all-reduce over the chips of an instance: `allreduce_s`."""
 
-    bytes_per_s: float
-    latency_s: float = 0.0
-    rank_latency_s: float = 0.0
+    bytes_per_s: Positive
+    latency_s: OrEndless = 0.0
+    rank_latency_s: OrEndless = 0.0
     """Time per chip beyond the first."""
-    exponent: float = 1.0
+    exponent: AtLeastOne = 1.0
     """Exponent of the norm of latency and transfer; 1 adds them."""
-    ramp_bytes: float = 0.0
+    ramp_bytes: OrEndless = 0.0
     """Moving `x` bytes takes as long as `x + sqrt(x * ramp_bytes)` at full rate, as links fill
     slowly."""
-    direct_bytes_per_s: float = 0.0
+    direct_bytes_per_s: OrEndless = 0.0
     """Rate at which a chip reads the whole payload of all others, faster for small ones; 0: not
     available."""
-    ring_latency_s: float = 0.0
+    ring_latency_s: OrEndless = 0.0
     """Latency of the ring beyond the direct way's."""
-    switch_bytes: float = 0.0
+    switch_bytes: OrEndless = 0.0
     """Payload from which another kernel is used; 0: none."""
-    switched_bytes_per_s: float = 0.0
+    switched_bytes_per_s: OrEndless = 0.0
     """Rate of that kernel; 0: the same."""
-    switched_latency_s: float = 0.0
+    switched_latency_s: OrEndless = 0.0
     """Latency of that kernel, which has no ramp and no latency per rank."""
 
 
@@ -238,29 +232,29 @@ ELEMENTWISE = {"norm": "norm", "final_norm": "norm", "embedding": "embedding", "
 
 
 @dataclass(frozen=True)
-class ElementwiseParameters(_Mapped):
+class ElementwiseParameters(_Parameters):
     """Norms, activations, rotary positions, embeddings: `elementwise_s`. A kind without its own
     launch and rate takes the common ones."""
 
-    memory_bytes_per_s: float
+    memory_bytes_per_s: Positive
     """Common rate; data that fits the cache moves at the cache's rate, above the memory's."""
-    launch_s: float = 0.0
-    exponent: float = 1.0
-    cache_bytes: float = 0.0
+    launch_s: OrEndless = 0.0
+    exponent: AtLeastOne = 1.0
+    cache_bytes: OrEndless = 0.0
     """Bytes of one operator beyond which `spilled_bytes_per_s` applies, as they fall out of the
     cache."""
-    spilled_bytes_per_s: float = 0.0
+    spilled_bytes_per_s: OrEndless = 0.0
     """Each byte beyond takes `1 / spilled_bytes_per_s` longer; 0: ignored."""
-    norm_launch_s: float = 0.0
-    norm_bytes_per_s: float = 0.0
-    embedding_launch_s: float = 0.0
-    embedding_bytes_per_s: float = 0.0
-    activation_launch_s: float = 0.0
-    activation_bytes_per_s: float = 0.0
-    rotary_launch_s: float = 0.0
-    rotary_bytes_per_s: float = 0.0
-    qk_norm_launch_s: float = 0.0
-    qk_norm_bytes_per_s: float = 0.0
+    norm_launch_s: OrEndless = 0.0
+    norm_bytes_per_s: OrEndless = 0.0
+    embedding_launch_s: OrEndless = 0.0
+    embedding_bytes_per_s: OrEndless = 0.0
+    activation_launch_s: OrEndless = 0.0
+    activation_bytes_per_s: OrEndless = 0.0
+    rotary_launch_s: OrEndless = 0.0
+    rotary_bytes_per_s: OrEndless = 0.0
+    qk_norm_launch_s: OrEndless = 0.0
+    qk_norm_bytes_per_s: OrEndless = 0.0
 
     def of(self, name: str) -> tuple[float, float]:
         """Launch and rate of an operator by name, or the common ones."""
@@ -270,17 +264,17 @@ class ElementwiseParameters(_Mapped):
 
 
 @dataclass(frozen=True)
-class OverheadParameters(_Mapped):
+class OverheadParameters(_Parameters):
     """Host time that the engine adds to the kernels of an iteration."""
 
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    sequence_s: float = 0.0
+    prefill_s: OrEndless = 0.0
+    decode_s: OrEndless = 0.0
+    sequence_s: OrEndless = 0.0
     """Time per sequence that gets a token (sampling, and the engine's work for it)."""
 
 
 @dataclass(frozen=True)
-class ExtendedParameters:
+class ExtendedParameters(Model):
     """All kernels of a chip; None: not measured, so the roofline (`timing=ooco`) stands in."""
 
     gemm: GemmParameters | None = None
@@ -307,40 +301,21 @@ class ExtendedParameters:
     attention."""
     latent_decode: DecodeAttentionParameters | None = None
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str = "extended") -> ExtendedParameters:
-        """Reads the section `extended` of a chip's YAML.
+    def __post_init__(self) -> None:
+        """Parts of a fit are not checked; a chip's are, when it is made."""
 
-        Raises:
-            UserError: an unknown kernel or field, or a value that is not a number of at least 0.
-        """
-        read = read_fields(cls, values, where, lambda *_: None)  # refuses unknown kernels
-        return replace(read, **{key: KERNELS[key].from_mapping(value, f"{where}.{key}")
-                                for key, value in values.items() if value is not None})
+    def validate(self, where: str) -> None:
+        super().validate(where)
+        for name, kernel in vars(self).items():
+            if kernel is not None:
+                kernel.validate(at(where, name))
 
     def to_mapping(self) -> dict[str, dict[str, float]]:
         """The parameters by kernel and field, without missing kernels."""
-        found = {name: getattr(self, name) for name in KERNELS}
-        return {name: value.to_mapping() for name, value in found.items() if value is not None}
+        return {name: value.to_mapping() for name, value in vars(self).items() if value is not None}
 
 
-KERNELS: dict[str, type[_Mapped]] = {
-    "gemm": GemmParameters,
-    "prefill_attention": PrefillAttentionParameters,
-    "decode_attention": DecodeAttentionParameters,
-    "allreduce": AllReduceParameters,
-    "elementwise": ElementwiseParameters,
-    "overhead": OverheadParameters,
-    "mixed_attention": MixedAttentionParameters,
-    "skew": SkewParameters,
-    "gemm_fp8": GemmParameters,
-    "experts": ExpertParameters,
-    "experts_fp8": ExpertParameters,
-    "experts_fp4": ExpertParameters,
-    "experts_marlin": ExpertParameters,
-    "latent_prefill": PrefillAttentionParameters,
-    "latent_decode": DecodeAttentionParameters,
-}
+KERNELS: dict[str, type[_Parameters]] = {name: get_args(kind)[0] for name, kind in kinds(ExtendedParameters).items()}
 
 
 class Attention(NamedTuple):

@@ -7,11 +7,13 @@ At start the engine runs one iteration of `max_num_batched_tokens` tokens and on
 
 from __future__ import annotations
 
-from ooco_gym.errors import UserError, nearest
+from typing import Literal
+
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec
 
-GPU_MEMORY_UTILIZATION = {"fraction": 0.9, "vllm": 0.92}
+Account = Literal["fraction", "vllm"]
+GPU_MEMORY_UTILIZATION: dict[str, float] = {"fraction": 0.9, "vllm": 0.92}
 """Memory accounts, and the default share of a card in each; for `vllm` the default since 0.21 (0.9
 before, when CUDA graphs were not counted: vllm-project/vllm#38284)."""
 SAMPLER_BYTES = 38.4
@@ -21,17 +23,6 @@ LAYER_WIDTHS = 3
 """Number of hidden states, and inner activations of an MLP, that exist at once."""
 ONE_CHIP_BYTES, LINKED_BYTES = 0.14e9, 0.59e9
 """Memory outside PyTorch, of a single card and of a linked one (0.13 and 0.55 GiB measured)."""
-
-
-def check_account(name: str) -> None:
-    """Raises UserError for an unknown memory account.
-
-    Raises:
-        UserError: with the nearest name.
-    """
-    if name not in GPU_MEMORY_UTILIZATION:
-        raise UserError(f"memory={name!r} must be one of {', '.join(GPU_MEMORY_UTILIZATION)}"
-                        f"{nearest(str(name), GPU_MEMORY_UTILIZATION)}")
 
 
 def batch_defaults(chip: str, memory_bytes: float, largest_cards: bool = True) -> tuple[int, int]:

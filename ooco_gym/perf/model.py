@@ -9,36 +9,36 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError
-from ooco_gym.perf.fields import check_numbers, convert, load_values, read_fields
 from ooco_gym.perf.huggingface import model_values
 from ooco_gym.rounding import steady
+from ooco_gym.schema import Amount, Count, Model, Range
 
-_ZERO = {"position_rows", "max_position", "experts", "top_k", "expert_intermediate", "shared_intermediate",
-         "dense_layers", "imbalance", "kv_lora_rank", "q_lora_rank", "rope_head_dim", "window", "window_layers",
-         "weight_dtype_bytes", "expert_dtype_bytes", "kv_dtype_bytes"}
+Size = Annotated[int, Range(0)]
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Model):
     """A decoder-only transformer by its architecture, from which everything else is computed."""
 
+    PLACE = "model '{name}'"
+
     name: str
-    layers: int
-    hidden: int
-    heads: int
+    layers: Count
+    hidden: Count
+    heads: Count
     """`H_q`."""
-    kv_heads: int
+    kv_heads: Count
     """`H_kv`; equal to `heads` without grouped-query attention."""
-    head_dim: int
-    intermediate: int
+    head_dim: Count
+    intermediate: Size
     """Inner width of a plain MLP; with experts, that of the `dense_layers`, or 0."""
-    vocab: int
+    vocab: Count
     gated_mlp: bool = True
     """Gate, up and down projections; otherwise only up and down."""
     tied_embeddings: bool = False
@@ -49,52 +49,52 @@ class ModelSpec:
     """LayerNorm (scale and shift) rather than RMSNorm."""
     qk_norm: bool = False
     """RMSNorm of each query and key head before the rotary positions (Qwen3)."""
-    position_rows: int = 0
+    position_rows: Size = 0
     """Rows of a learned position embedding; 0 with rotary positions."""
-    max_position: int = 0
+    max_position: Size = 0
     """Most tokens of a request, prompt and output (`max_position_embeddings`, vLLM's
     `max_model_len`); 0: not enforced."""
-    dtype_bytes: int = 2
+    dtype_bytes: Count = 2
     """Bytes of a number, unless the three fields below differ."""
-    weight_dtype_bytes: float = 0.0
+    weight_dtype_bytes: Amount = 0.0
     """Bytes of a weight of the linear layers, with scales (not of embedding, LM head, router and
     norms). 1 is FP8, multiplied at the 8-bit rate; fewer (INT4, FP4) are unpacked to `dtype_bytes`.
     0: `dtype_bytes`."""
-    expert_dtype_bytes: float = 0.0
+    expert_dtype_bytes: Amount = 0.0
     """Bytes of a weight of the experts; 0: as other linear layers."""
-    kv_dtype_bytes: float = 0.0
+    kv_dtype_bytes: Amount = 0.0
     """Bytes of an element of keys and values; 0: `dtype_bytes`."""
-    experts: int = 0
+    experts: Size = 0
     """Experts per layer; 0: the MLP is plain."""
-    top_k: int = 0
+    top_k: Size = 0
     """Experts per token."""
-    expert_intermediate: int = 0
-    shared_intermediate: int = 0
+    expert_intermediate: Size = 0
+    shared_intermediate: Size = 0
     """Total width of the experts that every token goes to."""
-    dense_layers: int = 0
+    dense_layers: Size = 0
     """Layers with a plain MLP in a model with experts."""
-    imbalance: float = 0.0
+    imbalance: Amount = 0.0
     """Exponent of the Zipf law of expert choice: the i-th most popular with weight `i **
     -imbalance`; 0: uniform."""
-    kv_lora_rank: int = 0
+    kv_lora_rank: Size = 0
     """Width of the latent for keys and values (multi-head latent attention, with `kv_heads` 1 and
     values as wide as `head_dim`); 0: none."""
-    q_lora_rank: int = 0
-    rope_head_dim: int = 0
+    q_lora_rank: Size = 0
+    rope_head_dim: Size = 0
     """Elements with rotary positions, beyond a head's `head_dim` and beyond the latent."""
-    window: int = 0
+    window: Size = 0
     """Tokens in the window of sliding-window layers."""
-    window_layers: int = 0
+    window_layers: Size = 0
     """Number of layers with a sliding window; the others have full attention."""
     title: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        plain = not self.experts or self.dense_layers
-        check_numbers(self, f"model '{self.name}'", zero_allowed=_ZERO if plain else {*_ZERO, "intermediate"})
-        if self.heads % self.kv_heads:
-            raise UserError(f"model '{self.name}': kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+    def validate(self, where: str) -> None:
+        super().validate(where)
         for wrong, said in (
+                (not self.intermediate and (not self.experts or self.dense_layers),
+                 "intermediate=0 must be a whole number of at least 1, the width of a plain MLP"),
+                (self.heads % self.kv_heads, f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})"),
                 (self.experts and not (0 < self.top_k <= self.experts and self.expert_intermediate),
                  f"experts ({self.experts}) need a top_k from 1 to them and an expert_intermediate"),
                 (not 0 <= self.dense_layers <= self.layers * bool(self.experts),
@@ -107,7 +107,7 @@ class ModelSpec:
                  f"window_layers ({self.window_layers}) need a window and a layer that looks at everything, without "
                  "latent attention")):
             if wrong:
-                raise UserError(f"model '{self.name}': {said}")
+                raise UserError(f"{where}: {said}")
 
     @property
     def expert_layers(self) -> int:
@@ -253,7 +253,7 @@ def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) ->
     """
     if isinstance(model, ModelSpec):
         return model
-    values, where = load_values("model", model)
+    values = resources.named_values("model", model)
     if "model_type" in values:
-        values = model_values(values, where)
-    return read_fields(ModelSpec, values, where, convert)
+        values = model_values(values, f"model '{values['name']}'")
+    return ModelSpec.read(values)

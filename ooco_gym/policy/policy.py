@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, is_number, nearest
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.policy import rules
 from ooco_gym.policy.weights import Layout, SetsParameters, read_weights
+from ooco_gym.schema import Range, demand
 from ooco_gym.sim import state as s
 from ooco_gym.sim.retention import LRU, RULED, Retention
 
@@ -53,25 +54,18 @@ class Param:
         Raises:
             UserError: not a choice, not a number, not an integer, or out of bounds.
         """
+        what = f"{where}: {self.name}"
         if self.file:
-            if value is not None and not isinstance(value, str):
-                raise UserError(f"{where}: {self.name}={value!r} must be the path of a file")
+            demand(value is None or isinstance(value, str), what, value, "the path of a file")
             return float(bool(value))
         if self.choices:
             if isinstance(value, bool):  # YAML's on and off
                 value = "on" if value else "off"
-            if value not in self.choices:
-                raise UserError(f"{where}: {self.name}={value!r} is not one of {', '.join(self.choices)}"
-                                f"{nearest(str(value), self.choices)}")
+            demand(value in self.choices, what, value,
+                   f"one of {', '.join(self.choices)}{nearest(str(value), self.choices)}")
             return float(self.choices.index(value))
-        if isinstance(value, bool):
-            value = int(value)
-        known = (isinstance(value, float) or is_number(value)) and self.low <= value <= self.high
-        if self.whole and not (known and value == int(value)):
-            raise UserError(f"{where}: {self.name}={value!r} must be a whole number from {self.low} to {self.high}")
-        if not known:
-            raise UserError(f"{where}: {self.name}={value!r} must be a number from {self.low:g} to {self.high:g}")
-        return float(value)
+        value = int(value) if isinstance(value, bool) else value
+        return float(Range(self.low, self.high, endless=True).read(what, value, self.whole))
 
 
 def slots(params: tuple[Param, ...], first: int = 0) -> Any:

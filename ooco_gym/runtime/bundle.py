@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     FEATURES,
@@ -29,6 +29,7 @@ from ooco_gym.runtime.manifest import (
 )
 from ooco_gym.runtime.networks import network_of
 from ooco_gym.runtime.onnx_graph import Graph
+from ooco_gym.schema import check_keys
 
 MOST_LOADING_S = 60.0  # for the reference vectors of a graph: then it is taken for damaged
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.documents import file_digest, read_json
-from ooco_gym.errors import UserError, is_number
+from ooco_gym.errors import UserError
 from ooco_gym.files import read_npz
+from ooco_gym.schema import is_number
 
 SCHEMA = "ooco-gym/policy-bundle/4"
 SCHEMA_FILE = Path(__file__).with_name("policy_bundle_4.schema.json")

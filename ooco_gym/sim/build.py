@@ -153,8 +153,8 @@ def _check_config(tables: Sequence[CostTable], sim: SimConfig) -> None:
     if sim.max_batch > s.TASKS // 2:
         raise UserError(f"max_batch={sim.max_batch} must be at most {s.TASKS // 2}")
     fastest = min(decode_latency_ps(table, 1, 1) for table in tables) / s.PS_PER_S
-    if fastest > sim.tpot_s:
-        raise UserError(f"slo.tpot_s={sim.tpot_s:g} cannot be met: a decode step of one request takes "
+    if fastest > sim.slo.tpot_s:
+        raise UserError(f"slo.tpot_s={sim.slo.tpot_s:g} cannot be met: a decode step of one request takes "
                         f"{fastest:.4g} s on this cluster; raise slo.tpot_s or take more chips")
 
 
@@ -266,8 +266,9 @@ def _fill_some(requests: np.ndarray, trace: Trace, part: slice, sim: SimConfig, 
     requests["arrival_ps"] = np.where(waits, s.NEVER, _arrival_ps(trace, part))
     for name in ("prompt_tokens", "output_tokens", "online"):
         requests[name] = getattr(trace, name)[part]
+    slo = sim.slo
     ttft_ps, tpot_ps = (slo_ps(None if own_s is None else own_s[part], default_s, len(requests))
-                        for own_s, default_s in ((trace.ttft_slo_s, sim.ttft_s), (trace.tpot_slo_s, sim.tpot_s)))
+                        for own_s, default_s in ((trace.ttft_slo_s, slo.ttft_s), (trace.tpot_slo_s, slo.tpot_s)))
     requests["ttft_slo_ps"] = np.maximum(ttft_ps - sim.engine_clock.frontend_ps(requests["prompt_tokens"]), 1)
     # An SLO whose deadline would overflow an int64 is one that cannot be violated.
     requests["tpot_slo_ps"] = np.minimum(tpot_ps, s.NEVER // requests["output_tokens"].astype(np.int64))
@@ -326,17 +327,17 @@ def _fill_records(state: s.State, sim: SimConfig, seed: int, window_s: tuple[flo
     config.block_tokens, config.hash_tokens = sim.block_tokens, hash_tokens
     config.host_bytes_per_s = int(sim.host_link_bytes_per_s)
     config.max_num_batched_tokens, config.max_num_seqs = 2048, sim.max_batch
-    config.tpot_min_tokens = sim.tpot_min_tokens
-    config.tpot_from_decode = int(sim.tpot_from_decode)
+    config.tpot_min_tokens = sim.slo.tpot_min_tokens
+    config.tpot_from_decode = int(sim.slo.tpot_from == "first_decode")
     config.gate_poll_ps = round(sim.gate_poll_s * s.PS_PER_S)
     config.decode_first_token = int(sim.decode_first_token)
     config.handover_ps = round(sim.handover_s * s.PS_PER_S) if sim.decode_first_token else 0
     config.relaxed_count = relaxed
     config.data_parallel = int(state.instances["ranks"].max())
     config.least_blocks = int(state.instances["total_blocks"].min())
-    config.inter_token_slo_ps = s.NEVER if sim.gap_s is None else round(sim.gap_s * s.PS_PER_S)
-    config.default_ttft_ps = round(sim.ttft_s * s.PS_PER_S)
-    config.default_tpot_ps = round(sim.tpot_s * s.PS_PER_S)
+    config.inter_token_slo_ps = s.NEVER if sim.slo.gap_s is None else round(sim.slo.gap_s * s.PS_PER_S)
+    config.default_ttft_ps = round(sim.slo.ttft_s * s.PS_PER_S)
+    config.default_tpot_ps = round(sim.slo.tpot_s * s.PS_PER_S)
     online = state.requests["online"] == 1
     config.own_tpot = int((state.requests["tpot_slo_ps"][online] < config.default_tpot_ps).any())
     state.observed.offline_output_mean = sim.prior_output_tokens

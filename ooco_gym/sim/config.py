@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ooco_gym.perf import Deployment
 from ooco_gym.perf.engine_clock import NO_HOST_TIME, EngineClock
+from ooco_gym.protocol import Slo
 from ooco_gym.sim.retention import VLLMS_ORDER, Retention
 
 
@@ -21,10 +22,7 @@ class Machine:
 class SimConfig:
     """SLOs, protocol and cluster, as inputs of the simulator. Times in seconds."""
 
-    ttft_s: float
-    tpot_s: float
-    tpot_min_tokens: int
-    tpot_from_decode: bool
+    slo: Slo
     max_batch: int
     block_tokens: int
     kv_link_bytes_per_s: float
@@ -33,7 +31,6 @@ class SimConfig:
     belief_factor: float = 1.0
     belief_noise: float = 0.0
     jitter: float = 0.0
-    gap_s: float | None = None
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
     offloading_bytes: float = 0.0  # host memory as second tier of the prefix cache

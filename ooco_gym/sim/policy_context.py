@@ -65,7 +65,7 @@ def policy_context(machines: Sequence[Machine], trace: Trace | np.ndarray, sim: 
     decode = _believed(strict.deployment, sim.max_batch, sim.belief_factor)
     prefill = _believed(machines[0].deployment, sim.max_batch, sim.belief_factor)
     chip = min((machine.deployment.chip for machine in machines), key=lambda one: one.memory_bytes)
-    return PolicyContext(decode, sim.tpot_s, mean, sim.max_batch, prefill, sim.block_tokens, chip.name,
+    return PolicyContext(decode, sim.slo.tpot_s, mean, sim.max_batch, prefill, sim.block_tokens, chip.name,
                          chip.memory_bytes)
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, is_number, unknown
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
+from ooco_gym.schema import demand, is_number
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.search import Limits, Point, SearchPlan, first_crossing
 from ooco_gym.workload import resolve_workload
@@ -57,8 +58,7 @@ def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[s
         UserError: the part is no share between 0 and 1.
     """
     part = tuning["part"]
-    if not is_number(part) or not 0 < part < 1:
-        raise UserError(f"tuning.part={part!r} must be a share of the trace between 0 and 1, such as 0.25")
+    demand(is_number(part) and 0 < part < 1, "tuning.part", part, "a share of the trace between 0 and 1, such as 0.25")
     if not (scenario.from_file and set(policies) & set(tuning["policies"])):
         return scenario, scenario
     start_s, duration_s = resolve_workload(scenario.workload).window(scenario.start_s, scenario.duration_s)

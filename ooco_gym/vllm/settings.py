@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal
 
 from ooco_gym.documents import read_mapping
-from ooco_gym.errors import UserError, check_keys, is_number, is_whole
+from ooco_gym.errors import UserError
+from ooco_gym.schema import Either, Model, Positive, Range, Seconds, at, demand
 from ooco_gym.vllm.rules import RULES, make_rule
 
 PREFIX = "OOCO_GYM_VLLM"
@@ -27,14 +29,16 @@ _TEXTS, _NUMBERS = ("rule", "bundle", "belief", "retention", "metrics_address"),
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
+@dataclass(frozen=True)
+class Class(Model):
     """A class of requests: its name, lowest priority value, and SLO in seconds (none: offline)."""
+
+    PLACE = "classes.{name}"
 
     name: str
     priority: int
-    ttft_s: float | None = None
-    tpot_s: float | None = None
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
 
     @property
     def online(self) -> bool:
@@ -42,21 +46,21 @@ class Class:
         return self.ttft_s is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True)
+class Settings(Model):
     """All settings; see docs/vllm.md."""
 
     rule: str = "deadline"
     values: Mapping[str, Any] = field(default_factory=dict)
-    bundle: str | None = None
+    bundle: Annotated[Any, Either((str, Path, NoneType), "the folder of an exported policy, or null")] = None
     classes: tuple[Class, ...] = (Class("online", 0, 2.0, 0.05), Class("offline", 1))  # in the order of priorities
     field: str | None = None
     belief: str = LEARNED
-    retention: str = LRU
+    retention: Literal["lru", "offline_first"] = LRU
     prior: Mapping[str, Any] | None = None
-    violation_budget: float = 0.03
+    violation_budget: Positive = 0.03
     shadow: bool = False
-    metrics_port: int | None = None
+    metrics_port: Annotated[int, Range(0, 65_535)] | None = None
     metrics_address: str = THIS_MACHINE
     any_version: bool = False
 
@@ -97,54 +101,35 @@ def parse_settings(values: Mapping[str, Any], where: str = "settings",
     Raises:
         UserError: a key or value is not an expected one.
     """
-    check_keys(where, values, [one.name for one in fields(Settings)])
-    settings = Settings(**values)
-    if "classes" in values:
-        settings = replace(settings, classes=_classes(values["classes"], where))
+    classes = {"classes": _classes(values["classes"], where)} if "classes" in values else {}
+    settings = Settings.read({**values, **classes}, where)
     if online:
         settings = replace(settings, classes=(replace(settings.classes[0], **online), *settings.classes[1:]))
-    port = settings.metrics_port
     for name, fits, expected in (
-            ("values", isinstance(settings.values, Mapping), "parameters by name"),
-            ("rule", settings.rule in (STOCK, *RULES) or ":" in str(settings.rule),
+            ("rule", settings.rule in (STOCK, *RULES) or ":" in settings.rule,
              f"{STOCK}, {', '.join(RULES)}, or module:name"),
-            ("bundle", settings.bundle is None or Path(str(settings.bundle)).is_dir(),
+            ("bundle", settings.bundle is None or Path(settings.bundle).is_dir(),
              "an existing folder of an exported policy"),
-            ("prior", settings.prior is None or (isinstance(settings.prior, Mapping) and settings.belief == LEARNED),
+            ("prior", settings.prior is None or settings.belief == LEARNED,
              f"chip and model from which belief '{LEARNED}' begins, such as {{chip: h100, model: llama_3_1_8b}}"),
-            ("violation_budget", is_number(settings.violation_budget) and settings.violation_budget > 0,
-             "a number above 0"),
-            ("retention", settings.retention in RETENTIONS, " or ".join(RETENTIONS)),
-            ("shadow", isinstance(settings.shadow, bool), "true or false"),
-            ("any_version", isinstance(settings.any_version, bool), "true or false"),
-            ("metrics_port", port is None or (is_whole(port) and 0 <= port < 65536), "a port, or null"),
-            ("metrics_address", isinstance(settings.metrics_address, str) and settings.metrics_address,
+            ("metrics_address", settings.metrics_address,
              f"the address of an interface, such as {THIS_MACHINE} (this machine alone) or 0.0.0.0 (all of its "
-             "interfaces)"),
-            ("belief", isinstance(settings.belief, str), f"'{LEARNED}', or the path of a measured chip")):
-        if not fits:
-            raise UserError(f"{where}: {name} is {getattr(settings, name)!r}; expected {expected}")
+             "interfaces)")):
+        demand(fits, at(where, name), getattr(settings, name), expected)
     if settings.rule in RULES:
         make_rule(settings.rule, settings.values)
     return settings
 
 
 def _classes(given: Any, where: str) -> tuple[Class, ...]:
-    if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
-        raise UserError(f"{where}: classes is {given!r}; expected a mapping such as "
-                        "{online: {priority: 0, ttft_s: 2, tpot_s: 0.05}, offline: {priority: 1}}")
-    found = []
-    for name, one in given.items():
-        check_keys(f"{where}: classes.{name}", one, ("priority", "ttft_s", "tpot_s"))
-        if not is_whole(one.get("priority")):
-            raise UserError(f"{where}: classes.{name}.priority is {one.get('priority')!r}; expected a whole number")
-        slo = [one.get("ttft_s"), one.get("tpot_s")]
-        if slo != [None, None] and not all(is_number(value) and float(value or 0.0) > 0.0 for value in slo):
-            raise UserError(f"{where}: classes.{name} has ttft_s {slo[0]!r} and tpot_s {slo[1]!r}; expected "
-                            "both in seconds, above 0, or neither (offline)")
-        found.append(Class(str(name), int(one["priority"]), *slo))
-    if not any(one.online for one in found):
-        raise UserError(f"{where}: none of the classes has ttft_s and tpot_s; expected at least one with SLOs")
+    what = at(where, "classes")
+    demand(isinstance(given, Mapping) and all(isinstance(one, Mapping) for one in given.values()), what, given,
+           "a mapping such as {online: {priority: 0, ttft_s: 2, tpot_s: 0.05}, offline: {priority: 1}}")
+    found = [Class.read({"name": str(name), **one}, at(what, str(name))) for name, one in given.items()]
+    for one in found:
+        demand((one.ttft_s is None) == (one.tpot_s is None), at(what, one.name), given[one.name],
+               "ttft_s and tpot_s in seconds, or neither (offline)")
+    demand(any(one.online for one in found), what, given, "classes of which at least one has ttft_s and tpot_s")
     for line in _doubts(found):
         print(f"warning: {where}: {line}", file=sys.stderr, flush=True)
     return tuple(sorted(found, key=lambda one: one.priority))

@@ -12,7 +12,6 @@ from ooco_gym.workload.generate import WorkloadSpec, generate, generate_lengths,
 from ooco_gym.workload.load import Workload, load_workload, of_trace, resolve_workload, workload_mean_rate
 from ooco_gym.workload.mix import from_file, parse_workload, split_workload
 from ooco_gym.workload.offline import (
-    OFFLINE_MODES,
     OfflineLoad,
     offline_trace,
     parse_offline,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from ooco_gym.workload.writing import write_trace
 
 __all__ = [
-    "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "Think", "Trace", "TraceFile", "Turns",
+    "LengthPredictor", "OfflineLoad", "RequestClass", "Think", "Trace", "TraceFile", "Turns",
     "Workload", "WorkloadSpec", "close_sessions", "from_file", "generate", "generate_lengths", "list_formats",
     "list_workloads", "load_spec", "load_workload", "merge", "of_trace", "offline_trace", "open_trace", "parse_classes",
     "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio", "split_workload",

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from ooco_gym.rounding import steady
+from ooco_gym.schema import Model, Range
 from ooco_gym.workload.keyed import keyed_generator
 
 BLOCK_S = 600.0
@@ -27,20 +29,20 @@ _LOWEST_LAYER = 2.0**-8
 
 
 @dataclass(frozen=True)
-class OrnsteinUhlenbeck:
+class OrnsteinUhlenbeck(Model):
     """A stationary Gaussian log-intensity: standard deviation `sigma`, correlation time `tau_s`."""
 
-    sigma: float
-    tau_s: float
+    sigma: Annotated[float, Range(0, 3)]
+    tau_s: Annotated[float, Range(0.2, DAY_S, "seconds")]
 
 
 @dataclass(frozen=True)
-class Bursts:
+class Bursts(Model):
     """An on/off process with exponential times of means `on_s` and `off_s`; on, the rate is `factor` times higher."""
 
-    factor: float
-    on_s: float
-    off_s: float
+    factor: Annotated[float, Range(0, 1e3)]
+    on_s: Annotated[float, Range(0.2, DAY_S, "seconds")]
+    off_s: Annotated[float, Range(0.2, DAY_S, "seconds")]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.files import made_private, user_folder
 from ooco_gym.resources import load_yaml, names
-from ooco_gym.workload.checks import plain
+from ooco_gym.schema import plain
 from ooco_gym.workload.table_reader import unreadable
 
 DATA_VARIABLE = "OOCO_GYM_DATA"

@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, is_number, nearest
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
-from ooco_gym.workload.checks import plain
+from ooco_gym.schema import Model, Range, demand
 from ooco_gym.workload.trace import DEFAULT_CLASSES, Trace, check_class_count, class_ids
 
 LONGEST_S = 1e6  # longest SLO or deadline, seconds
+Promise = Annotated[float, Range(0, LONGEST_S, "seconds", above=True)]
 OFFLINE_WORDS = ("offline", "batch", "background", "bulk", "best_effort", "best-effort", "besteffort", "async", "low")
 CLASS_WORDS = (*OFFLINE_WORDS, "online", "interactive", "realtime", "real_time", "real-time", "chat", "sync", "high")
 """Values, in any letter case, by which an unread column is recognised as one of classes."""
@@ -29,7 +30,7 @@ _AT = re.compile(r"(.*[^@])@([A-Za-z][A-Za-z0-9_-]{0,39})", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class RequestClass:
+class RequestClass(Model):
     """Requests with the same SLO or deadline. Times in seconds.
 
     Attributes:
@@ -41,31 +42,27 @@ class RequestClass:
         weight: of one violation, relative to those of other online classes.
     """
 
+    PLACE = "classes.{name}"
+
     name: str
     online: bool = True
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    deadline_s: float | None = None
-    weight: float = 1.0
+    ttft_s: Promise | None = None
+    tpot_s: Promise | None = None
+    deadline_s: Promise | None = None
+    weight: Annotated[float, Range(0, 1e6)] = 1.0
 
-    def __post_init__(self) -> None:
-        where = f"classes.{self.name}"
+    def validate(self, where: str) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise UserError(f"classes: '{self.name}' is not a class name; expected {NAMED}")
-        if not isinstance(self.online, bool):
-            raise UserError(f"{where}.online={self.online!r} must be true (with TTFT and TPOT SLOs) or false")
+        super().validate(where)
         if self.name in DEFAULT_CLASSES and self.online != (self.name == "online"):
             raise UserError(f"{where}.online={str(self.online).lower()} contradicts its name: choose another name")
         for key in ("ttft_s", "tpot_s", "deadline_s"):
             value = getattr(self, key)
-            if value is not None and not (is_number(value) and 0 < value < LONGEST_S):
-                raise UserError(f"{where}.{key}={value!r} must be a positive number of seconds, below {LONGEST_S:g}")
             if value is not None and self.online == (key == "deadline_s"):
                 kind, expected = ("online", "ttft_s and tpot_s") if self.online else ("offline", "deadline_s")
                 raise UserError(f"{where}.{key} is not an SLO of an {kind} class; expected {expected}, or online: "
                                 f"{str(not self.online).lower()}")
-        if not is_number(self.weight) or not 0 <= self.weight < 1e6:
-            raise UserError(f"{where}.weight={self.weight!r} must be a number of at least 0")
 
 
 def parse_classes(value: Any) -> tuple[RequestClass, ...]:
@@ -76,16 +73,14 @@ def parse_classes(value: Any) -> tuple[RequestClass, ...]:
     """
     if value is None:
         return ()
-    raw = plain(value) if isinstance(value, Mapping) else load_yaml("classes", value)
+    raw = load_yaml("classes", value)
     check_class_count(list(raw))
     found = []
     for name, promise in raw.items():
         promise = promise or {}
-        if not isinstance(promise, Mapping):
-            raise UserError(f"classes.{name}={promise!r} must be a mapping such as {{ttft_s: 1, tpot_s: 0.05}} or "
-                            "{online: false, deadline_s: 14400}")
-        check_keys(f"classes.{name}", promise, [key for key in RequestClass.__dataclass_fields__ if key != "name"])
-        found.append(RequestClass(name, **{"online": name != "offline", **promise}))
+        demand(isinstance(promise, Mapping) and "name" not in promise, f"classes.{name}", promise,
+               "a mapping such as {ttft_s: 1, tpot_s: 0.05} or {online: false, deadline_s: 14400}")
+        found.append(RequestClass.read({"name": name, "online": name != "offline", **promise}))
     online = [one for one in found if one.online]
     if online and all(one.weight == 0 for one in online):
         raise UserError("classes: every online class has weight 0; expected one above it, or no weights")

@@ -16,7 +16,6 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, OrnsteinUhlenbeck, tide_at
-from ooco_gym.workload.checks import Section
 from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, ks, rank_correlation
 from ooco_gym.workload.generate import WorkloadSpec, generate_lengths, play
 from ooco_gym.workload.keyed import keyed_generator
@@ -121,7 +120,7 @@ def _fit_lengths(trace: Trace, seed: int) -> tuple[dict[str, Any], LengthModel, 
     measured = {"prompt": trace.prompt_tokens, "output": trace.output_tokens}
     spec = {side: _quantiles(tokens) for side, tokens in measured.items()}
     correlation = rank_correlation(*measured.values())
-    model = parse_lengths(Section(spec, "fit"), round(correlation or 0.0, 3))
+    model = parse_lengths(spec, "fit", round(correlation or 0.0, 3))
     drawn = generate_lengths(model, 200_000, seed, stream="fit")
     report: dict[str, Any] = {side: {"ks": ks(ours, tokens), "mean": float(tokens.mean())}
                               for (side, tokens), ours in zip(measured.items(), drawn, strict=True)}

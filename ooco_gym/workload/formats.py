@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.workload.checks import number
+from ooco_gym.schema import whole
 from ooco_gym.workload.guesses import EPOCH_S, SURE_MS, UNITS, few, keys_to_give, of_a_batch, played, surely_ms, unit_of
 from ooco_gym.workload.table_reader import TraceTable
 from ooco_gym.workload.trace import MAX_TOKENS, SECONDS
@@ -170,7 +170,7 @@ def format_of(table: TraceTable, format: str = "auto", columns: Mapping[str, str
         form = replace(form, unit=time_unit)
     if block_tokens is None:
         return form
-    return replace(form, block_tokens=int(number(block_tokens, "block_tokens", 1, MAX_TOKENS)), said=True)
+    return replace(form, block_tokens=whole("block_tokens", block_tokens, 1, MAX_TOKENS), said=True)
 
 
 def _recognised(table: TraceTable) -> TraceFormat:

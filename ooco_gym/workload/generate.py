@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.schema import Model, Range, at, check_keys, demand, kinds, number, plain
 from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, draw_requests, peak_start_s
-from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
-from ooco_gym.workload.sharing import Chat, Groups, check_form, hash_blocks, parse_chat, parse_groups
+from ooco_gym.workload.sharing import Chat, Groups, form_of, hash_blocks, parse_chat, parse_groups
 from ooco_gym.workload.trace import BLOCK_TOKENS, HOW, Trace, is_set, merge
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _OF_FILES = ("path", "mix", *HOW)
 _USE = (*_OF_FILES, "scale", "defaults")
-_KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "cv", "lengths", "length_correlation", "sharing",
-         "peak_start_s", "clients")
-_CLIENT_KEYS = ("share", *_KEYS[1:-2])
-LOWEST_CV, HIGHEST_CV = 0.01, 1000.0
-SPEC_KEYS = NOTES + _USE + _KEYS
 MAX_REQUESTS = 100_000_000
 
 
@@ -79,7 +74,7 @@ def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -
         values = load_yaml("workload", text)
         name = str(values.get("name") or os.path.splitext(os.path.basename(text))[0])
         title = f"workload '{text}'"
-    return _parse(Section(values, title), name)
+    return _parse(values, title, name)
 
 
 def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str = "workload") -> LengthModel:
@@ -93,7 +88,7 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
         UserError: unknown name, or a missing or impossible key.
     """
     if isinstance(spec, Mapping):
-        section = Section(spec, "lengths")
+        values, title = plain(spec), "lengths"
     else:
         text = os.fspath(spec)
         group = prefer
@@ -102,73 +97,88 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
         elif text not in names(prefer):
             other = "offline" if prefer == "workload" else "workload"
             group = other if text in names(other) else prefer
-        section = Section(load_yaml(group, text), f"{group} '{text}'")
-    if not section.has("lengths"):
-        return parse_lengths(section)
-    if isinstance(section.get("lengths"), str):  # the name of another workload; an online one's is preferred
-        return load_lengths(str(section.get("lengths")))
-    return parse_lengths(section.section("lengths"), _correlation(section))
+        values, title = load_yaml(group, text), f"{group} '{text}'"
+    if values.get("lengths") is None:
+        return parse_lengths(values, title)
+    if isinstance(values["lengths"], str):  # the name of another workload; an online one's is preferred
+        return load_lengths(values["lengths"])
+    correlation = number(at(title, "length_correlation"), values.get("length_correlation") or 0.0, -1, 1)
+    return parse_lengths(values["lengths"], title if title == "lengths" else at(title, "lengths"), correlation)
 
 
-def _parse(section: Section, name: str) -> WorkloadSpec:
-    section.only(*SPEC_KEYS)
+@dataclass(frozen=True)
+class _Keys(Model):
+    """Keys of a generator that a client may have, too."""
+
+    mean_rate_per_s: Annotated[float, Range(0, 1e5, "requests a second", above=True)]
+    lengths: Mapping[str, Any]
+    tide: tuple[Annotated[float, Range(0, 1e6)], ...] = (1.0,) * 24
+    ou: tuple[OrnsteinUhlenbeck, ...] = ()
+    bursts: Bursts | None = None
+    batch_s: Annotated[float, Range(0, BLOCK_S, "seconds")] = 0.0
+    cv: Annotated[float, Range(0.01, 1000)] = 1.0
+    length_correlation: Annotated[float, Range(-1, 1)] = 0.0
+    sharing: Mapping[str, Any] | None = None
+    peak_start_s: Annotated[float, Range(0, DAY_S, "seconds")] | None = None
+    clients: tuple[Mapping[str, Any], ...] = ()
+    scale: Annotated[float, Range(0, 1e4)] = 1.0
+
+
+_KEYS = tuple(kinds(_Keys))
+_CLIENT_KEYS = ("share", *_KEYS[1:-3])
+SPEC_KEYS = (*NOTES, *_USE, *_KEYS[:-1])
+
+
+def _parse(values: Mapping[str, Any], title: str, name: str) -> WorkloadSpec:
     for key in _OF_FILES:
-        if is_set(section.values.get(key)):
-            raise UserError(f"{section.what(key)} has no effect on a generator: leave it out, or give the trace file "
-                            "or the mix in its place (workload.path=FILE, workload=A+B)")
-    tide = section.numbers("tide", minimum=0.0, maximum=1e6, count=24) if section.has("tide") else (1.0,) * 24
-    section.demand("tide", sum(tide) > 0, "24 numbers with a sum above 0")
-    processes = []
-    for item in section.sections("ou"):
-        item.only("sigma", "tau_s")
-        processes.append(OrnsteinUhlenbeck(item.number("sigma", 0.0, 3.0), item.number("tau_s", 0.2, DAY_S)))
-    bursts = None
-    if section.has("bursts"):
-        item = section.section("bursts")
-        item.only("factor", "on_s", "off_s")
-        bursts = Bursts(item.number("factor", 0.0, 1e3), item.number("on_s", 0.2, DAY_S),
-                        item.number("off_s", 0.2, DAY_S))
-    batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
-    parts = BLOCK_S / batch_s if batch_s > 1e-6 else 0.5
-    section.demand("batch_s", batch_s == 0 or abs(parts - round(parts)) < 1e-9,
-                   f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
-    cv = section.number("cv", LOWEST_CV, HIGHEST_CV) if section.has("cv") else 1.0
-    rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
-    begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
-    scale = section.number("scale", 0.0, 1e4) if section.has("scale") else 1.0
-    lengths = parse_lengths(section.section("lengths"), _correlation(section))
-    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, batch_s, cv), lengths,
-                        peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths),
-                        _clients(section, name, rate), scale)
+        if is_set(values.get(key)):
+            raise UserError(f"{at(title, key)} has no effect on a generator: leave it out, or give the trace file or "
+                            "the mix in its place (workload.path=FILE, workload=A+B)")
+    keys = _Keys.read({key: value for key, value in values.items() if value is not None}, title, SPEC_KEYS)
+    demand(len(keys.tide) == 24 and sum(keys.tide) > 0, at(title, "tide"), keys.tide,
+           "a list of 24 numbers with a sum above 0")
+    parts = BLOCK_S / keys.batch_s if keys.batch_s > 1e-6 else 0.5
+    demand(keys.batch_s == 0 or abs(parts - round(parts)) < 1e-9, at(title, "batch_s"), keys.batch_s,
+           f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
+    lengths = parse_lengths(keys.lengths, at(title, "lengths"), keys.length_correlation)
+    arrivals = Arrivals(keys.mean_rate_per_s, keys.tide, keys.ou, keys.bursts, keys.batch_s, keys.cv)
+    return WorkloadSpec(name, arrivals, lengths,
+                        peak_start_s(keys.tide) if keys.peak_start_s is None else keys.peak_start_s,
+                        _sharing(keys, at(title, "sharing"), lengths), _clients(keys, values, title, name), keys.scale)
 
 
-def _clients(section: Section, name: str, rate: float) -> tuple[WorkloadSpec, ...]:
+def _clients(keys: _Keys, values: Mapping[str, Any], title: str, name: str) -> tuple[WorkloadSpec, ...]:
     """Returns the clients' workloads, each with its share of the rate; defaults are the whole workload's."""
-    items = section.sections("clients")
-    for item in items:
-        item.only(*_CLIENT_KEYS)
-    shares = [item.number("share", 0.0, 1e9) for item in items]
-    section.demand("clients", not items or sum(shares) > 0, "clients with a share each, not all 0")
-    common = {key: section.get(key) for key in _KEYS if section.has(key) and key != "clients"}
+    shares = client_shares(keys.clients, title, _CLIENT_KEYS)
+    common = {key: values[key] for key in _KEYS if key in values and key not in ("clients", "scale")}
     clients = []
-    for place, (item, share) in enumerate(zip(items, shares, strict=True)):
-        own = {key: item.get(key) for key in _CLIENT_KEYS if key != "share" and item.has(key)}
-        values = common | own | {"mean_rate_per_s": rate * share / sum(shares)}
+    for place, (item, share) in enumerate(zip(keys.clients, shares, strict=True)):
+        own = {key: value for key, value in item.items() if key != "share" and value is not None}
+        own["mean_rate_per_s"] = keys.mean_rate_per_s * share / sum(shares)
         if share > 0:
-            clients.append(_parse(Section(values, f"workload '{name}', client {place}"), f"{name}/{place}"))
+            clients.append(_parse(common | own, f"workload '{name}', client {place}", f"{name}/{place}"))
     return tuple(clients)
 
 
-def _correlation(section: Section) -> float:
-    return section.number("length_correlation", -1.0, 1.0) if section.has("length_correlation") else 0.0
+def client_shares(clients: Sequence[Mapping[str, Any]], where: str, known: Iterable[str]) -> list[float]:
+    """Returns each client's share of a load, with its keys checked.
+
+    Raises:
+        UserError: an unknown key, no share, or all 0.
+    """
+    for place, item in enumerate(clients):
+        check_keys(at(where, f"clients[{place}]"), item, known)
+    shares = [number(at(where, f"clients[{place}].share"), item.get("share"), 0, 1e9)
+              for place, item in enumerate(clients)]
+    demand(not clients or sum(shares) > 0, at(where, "clients"), shares, "clients with a share each, not all 0")
+    return shares
 
 
-def _sharing(section: Section, lengths: LengthModel) -> Chat | Groups | None:
-    if not section.has("sharing"):
+def _sharing(keys: _Keys, where: str, lengths: LengthModel) -> Chat | Groups | None:
+    if keys.sharing is None:
         return None
-    item = section.section("sharing")
-    form = check_form(item)
-    return parse_chat(item, lengths) if form == "chat" else parse_groups(item, form)
+    chat = form_of(keys.sharing, where) == "chat"
+    return parse_chat(keys.sharing, where, lengths) if chat else parse_groups(keys.sharing, where)
 
 
 def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *, start_s: float = 0.0,
@@ -194,9 +204,8 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
         UserError: an unknown workload, an impossible parameter, or more than 100 million requests.
     """
     workload = load_spec(spec)
-    start_s = number(start_s, "start_s", 0.0, 1e9)
-    duration_s = number(duration_s, "duration_s", 0.0, 1e9)
-    rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * workload.scale
+    start_s, duration_s = number("start_s", start_s, 0, 1e9), number("duration_s", duration_s, 0, 1e9)
+    rate_scale = number("rate_scale", rate_scale, 0, 1e6) * workload.scale
     expected = workload.arrivals.mean_rate_per_s * rate_scale * duration_s
     if expected > MAX_REQUESTS:
         raise UserError(f"workload '{workload.name}' would have about {expected:.3g} requests in {duration_s:g} s at "

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from ooco_gym.rounding import steady
-from ooco_gym.workload.checks import Section
+from ooco_gym.schema import Amount, Model, Range, Share, at, check, check_keys, demand
+
+MOST_TOKENS = 2**31 - 1
 
 
 class Lengths(Protocol):
     """Turns random numbers into token counts int32[n] >= 1, element by element.
 
-    `tokens` takes a uniform and a normal number per count, `at` the quantile in (0, 1) of each count.
+    `drawn` takes a uniform and a normal number per count, `at` the quantile in (0, 1) of each count.
     """
 
-    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray: ...
+    def drawn(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray: ...
 
     def at(self, quantile: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
-class LognormalMixture:
-    """Component k with probability weights[k] is exp(mu[k] + sigma[k]·z), rounded, then clipped to [low, high]."""
+class LognormalMixture(Model):
+    """Component k with probability weights[k] is exp(mu[k] + sigma[k]·z), rounded, then clipped to `clip`."""
 
-    weights: tuple[float, ...]
-    mu: tuple[float, ...]
-    sigma: tuple[float, ...]
-    low: int
-    high: int
+    weights: tuple[Amount, ...]
+    mu: tuple[Annotated[float, Range(-30, 30)], ...]
+    sigma: tuple[Annotated[float, Range(0, 30)], ...]
+    clip: tuple[Annotated[int, Range(1, MOST_TOKENS)], ...]
+    mean: Any = None
 
-    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    def validate(self, where: str) -> None:
+        super().validate(where)
+        demand(sum(self.weights) > 0, at(where, "weights"), self.weights, "numbers of at least 0 with a sum above 0")
+        for key in ("mu", "sigma"):
+            demand(len(getattr(self, key)) == len(self.weights), at(where, key), getattr(self, key),
+                   f"a list of {len(self.weights)} numbers")
+        demand(len(self.clip) == 2 and self.clip[0] <= self.clip[1], at(where, "clip"), self.clip,
+               "[smallest, largest] with smallest <= largest")
+
+    def drawn(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
         """Returns int32[n] token counts."""
         edges = np.cumsum(self.weights) / np.sum(self.weights)
         component = np.searchsorted(edges[:-1], uniform, side="right")
@@ -55,38 +67,48 @@ class LognormalMixture:
         return (ndtr((log[:, None] - mu) / sigma) * share).sum(axis=1), log
 
     def _counts(self, log: np.ndarray) -> np.ndarray:
-        return np.clip(np.rint(np.exp(np.minimum(log, 30.0))), self.low, self.high).astype(np.int32)
+        return np.clip(np.rint(np.exp(np.minimum(log, 30.0))), self.clip[0], self.clip[1]).astype(np.int32)
 
 
 @dataclass(frozen=True)
-class QuantileTable:
+class QuantileTable(Model):
     """The inverse distribution function, linear between the given points, rounded; at least 1."""
 
-    quantiles: tuple[float, ...]
-    values: tuple[float, ...]
+    quantiles: tuple[Share, ...]
+    tokens: tuple[Annotated[float, Range(0, MOST_TOKENS)], ...]
+    mean: Any = None
 
-    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    def validate(self, where: str) -> None:
+        super().validate(where)
+        steps = np.diff(self.quantiles)
+        demand(steps.size and self.quantiles[0] == 0 and self.quantiles[-1] == 1 and (steps > 0).all(),
+               at(where, "quantiles"), self.quantiles, "ascending numbers from 0 to 1")
+        demand(len(self.tokens) == len(self.quantiles) and (np.diff(self.tokens) >= 0).all(), at(where, "tokens"),
+               self.tokens, f"{len(self.quantiles)} numbers that do not descend")
+
+    def drawn(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
         """Returns int32[n] token counts."""
         return self.at(uniform)
 
     def at(self, quantile: np.ndarray) -> np.ndarray:
         """Returns int32[n] token counts."""
-        return np.maximum(np.rint(np.interp(quantile, self.quantiles, self.values)), 1).astype(np.int32)
+        return np.maximum(np.rint(np.interp(quantile, self.quantiles, self.tokens)), 1).astype(np.int32)
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Model):
     """One length for all requests."""
 
-    count: int
+    constant: Annotated[int, Range(1, MOST_TOKENS)]
+    mean: Any = None
 
-    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    def drawn(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
         """Returns int32[n] token counts."""
-        return np.full(len(uniform), self.count, dtype=np.int32)
+        return np.full(len(uniform), self.constant, dtype=np.int32)
 
     def at(self, quantile: np.ndarray) -> np.ndarray:
         """Returns int32[n] token counts."""
-        return np.full(len(quantile), self.count, dtype=np.int32)
+        return np.full(len(quantile), self.constant, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -111,7 +133,7 @@ class LengthModel:
         scores.
         """
         if self.correlation == 0.0 and not scores:
-            return self.prompt.tokens(draws[0], draws[2]), self.output.tokens(draws[1], draws[3])
+            return self.prompt.drawn(draws[0], draws[2]), self.output.drawn(draws[1], draws[3])
         from scipy.special import ndtr
 
         # Spearman's rho of a Gaussian copula is 6/pi * asin(r/2), so r = 2 sin(pi rho / 6).
@@ -119,33 +141,18 @@ class LengthModel:
         return self.prompt.at(ndtr(draws[2])), self.output.at(ndtr(r * draws[2] + np.sqrt(1 - r * r) * draws[3]))
 
 
-def parse_lengths(section: Section, correlation: float = 0.0) -> LengthModel:
-    """Reads `{prompt: ..., output: ...}`.
+def parse_lengths(values: Any, where: str, correlation: float = 0.0) -> LengthModel:
+    """Reads `{prompt: ..., output: ...}`; `where` begins messages.
 
     Raises:
         UserError: a key is missing, unknown or out of range; the message names it.
     """
-    section.only("prompt", "output")
-    return LengthModel(_parse_one(section.section("prompt")), _parse_one(section.section("output")), correlation)
+    check_keys(where, check(Mapping, where, values), ("prompt", "output"))
+    prompt, output = (_parse_one(values.get(side), at(where, side)) for side in ("prompt", "output"))
+    return LengthModel(prompt, output, correlation)
 
 
-def _parse_one(section: Section) -> Lengths:
-    if section.has("constant"):
-        section.only("constant", "mean")
-        return Constant(section.integer("constant", minimum=1, maximum=2**31 - 1))
-    if section.has("quantiles"):
-        section.only("quantiles", "tokens", "mean")
-        quantiles = section.numbers("quantiles", minimum=0.0, maximum=1.0)
-        values = section.numbers("tokens", minimum=0.0, maximum=2.0**31 - 1, count=len(quantiles))
-        section.demand("quantiles", len(quantiles) >= 2 and quantiles[0] == 0 and quantiles[-1] == 1
-                       and all(np.diff(quantiles) > 0), "ascending numbers from 0 to 1")
-        section.demand("tokens", bool(np.all(np.diff(values) >= 0)), "numbers that do not descend")
-        return QuantileTable(quantiles, values)
-    section.only("weights", "mu", "sigma", "clip", "mean")
-    weights = section.numbers("weights", minimum=0.0)
-    section.demand("weights", sum(weights) > 0, "numbers >= 0 with a sum above 0")
-    mu = section.numbers("mu", minimum=-30.0, maximum=30.0, count=len(weights))
-    sigma = section.numbers("sigma", minimum=0.0, maximum=30.0, count=len(weights))
-    low, high = section.numbers("clip", minimum=1.0, maximum=2.0**31 - 1, count=2)
-    section.demand("clip", low <= high, "[smallest, largest] with smallest <= largest")
-    return LognormalMixture(weights, mu, sigma, int(low), int(high))
+def _parse_one(values: Any, where: str) -> Lengths:
+    named = values if isinstance(values, Mapping) else {}
+    model = Constant if "constant" in named else QuantileTable if "quantiles" in named else LognormalMixture
+    return model.read(values, where)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, nearest, whole_number
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.protocol import WINDOW_S
 from ooco_gym.resources import load_yaml
+from ooco_gym.schema import number, plain, whole
 from ooco_gym.workload import arrivals as _arrivals
-from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.classes import of_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.mix import YAML, MixPart, Source, is_file, is_trace_file, parse_workload
@@ -84,14 +84,13 @@ class WorkloadPart:
             trace = generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
                              stream=self.stream)
         else:
-            trace = self._cut(self.source, number(start_s, "start_s", 0.0), duration_s, seed, rate_scale,
+            trace = self._cut(self.source, number("start_s", start_s, 0), duration_s, seed, rate_scale,
                               by_session)
         return of_class(trace, self.class_name)
 
     def _cut(self, file: TraceFile, start_s: float, duration_s: float, seed: int, rate_scale: float,
              by_session: bool) -> Trace:
-        if not duration_s >= 0:
-            raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
+        number("duration_s", duration_s, 0, unit="seconds")
         # A copy made by scaling lies between its original and the next request, so one more request
         # on either side is read.
         from_s = start_s + self.origin_s
@@ -214,7 +213,7 @@ class Workload:
 
     def draw(self, *, start_s: float = 0.0, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
         """Returns the requests of a window; arguments, times and errors as in `load_workload`."""
-        rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * self.factor
+        rate_scale = number("rate_scale", rate_scale, 0, 1e6) * self.factor
         whole = self.sessions == CLOSED
         traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight, whole) for part in self.parts]
         if len(traces) == 1:
@@ -277,8 +276,8 @@ def resolve_workload(spec: Source) -> Workload:
         if given == CLOSED or values.get("think_s") is not None:
             raise UserError("workload: concurrency and closed sessions exclude each other: a request waits for one "
                             "other request")
-        whole = whole_number("workload: key 'concurrency'", clients, 1, MOST_CLIENTS)
-        return replace(resolve_workload(values), sessions=OPEN, concurrency=whole)
+        return replace(resolve_workload(values), sessions=OPEN,
+                       concurrency=whole("workload.concurrency", clients, 1, MOST_CLIENTS))
     mode, think = check_mode(given), values.pop("think_s", None)
     if think is not None and mode == OPEN:
         raise UserError(f"workload: think_s={think} needs closed sessions; add workload.sessions=closed")
@@ -286,12 +285,12 @@ def resolve_workload(spec: Source) -> Workload:
         return replace(resolve_workload(values), sessions=mode, think=None if think is None else Think.parse(think))
     class_name = values.pop("class", None)
     if class_name is not None:
-        whole = resolve_workload({**values, "at_once": values.get("at_once") or "auto"} if "path" in values else values)
-        if all(part.class_name for part in whole.parts):
-            raise UserError(f"workload: key 'class' has no effect: each part of '{whole.name}' has one; leave it out")
-        return replace(whole, parts=tuple(replace(part, class_name=part.class_name or str(class_name))
-                                          for part in whole.parts))
-    factor = 1.0 if values.get("scale") is None else number(values["scale"], "workload: key 'scale'", 0.0, 1e4)
+        found = resolve_workload({**values, "at_once": values.get("at_once") or "auto"} if "path" in values else values)
+        if all(part.class_name for part in found.parts):
+            raise UserError(f"workload: key 'class' has no effect: each part of '{found.name}' has one; leave it out")
+        return replace(found, parts=tuple(replace(part, class_name=part.class_name or str(class_name))
+                                          for part in found.parts))
+    factor = 1.0 if values.get("scale") is None else number("workload.scale", values["scale"], 0, 1e4)
     if values.get("path") is not None:
         path = str(values["path"])
         file = _opened(path, **{key: values[key] for key in HOW if values.get(key) is not None})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.workload.checks import number
+from ooco_gym.schema import number
 from ooco_gym.workload.classes import split_class
 from ooco_gym.workload.generate import list_workloads
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
@@ -54,7 +54,7 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
         except ValueError:
             raise UserError(f"workload '{text}': the weight '{weight_text.strip()}' of '{source}' is not a number; "
                             "expected such as '0.5*ooc+azure_code'") from None
-        weight = number(given, f"the weight of '{source}' in workload '{text}'", 0.0)
+        weight = number(f"the weight of '{source}' in workload '{text}'", given, 0)
         _check_source(source)
         before = sum(part.source == source for part in parts)
         parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source, class_name))

@@ -6,36 +6,31 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
-from ooco_gym.workload.checks import Section, number, plain
+from ooco_gym.schema import Model, Range, check_keys, kinds, number, plain
 from ooco_gym.workload.classes import of_class, split_class
-from ooco_gym.workload.generate import MAX_REQUESTS, generate_lengths, load_lengths
+from ooco_gym.workload.generate import MAX_REQUESTS, NOTES, client_shares, generate_lengths, load_lengths
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.lengths import LengthModel
-from ooco_gym.workload.sharing import Groups, check_form, hash_blocks, parse_groups
+from ooco_gym.workload.sharing import Groups, form_of, hash_blocks, parse_groups
 from ooco_gym.workload.trace import Trace
 
-OFFLINE_MODES = ("rate", "backlog", "jobs")
-"""Evenly spaced requests; more than can be served, present from the start; a finite set, present from the start."""
 BACKLOG_JOBS_PER_S = 20.0
 """Default size of a backlog in jobs per second: several times what a pair of instances serves with a 7B model."""
 LOAD_KEYS = ("mode", "rate", "jobs", "deadline_s", "class", "own")
 """Keys of the offline load that are independent of its dataset."""
-_NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "clients", "dataset")
-
-
 @dataclass(frozen=True)
 class OfflineLoad:
     """Offline requests, with all names in their description resolved.
 
     Attributes:
-        mode: `rate`, `backlog` or `jobs`.
+        mode: `rate` (evenly spaced), `backlog` (more than can be served, present from the start) or `jobs` (a finite
+            set, present from the start).
         rate: requests per second in mode `rate`.
         jobs: number of requests; None: the default of mode `backlog`.
         lengths: of prompts and outputs.
@@ -62,17 +57,13 @@ class OfflineLoad:
 
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
         """Returns the requests; arguments, times and errors as in `offline_trace`."""
-        start_s, duration_s = number(start_s, "start_s", 0.0, 1e9), number(duration_s, "duration_s", 0.0, 1e9)
+        start_s, duration_s = number("start_s", start_s, 0, 1e9), number("duration_s", duration_s, 0, 1e9)
         if self.mode == "rate":
-            rate = number(self.rate, "offline.rate (requests per second)", 0.0, 1e6)
+            rate = self.rate or 0.0
             arrival_s = start_s + np.arange(_limited(duration_s * rate, "offline.rate")) / (rate or 1.0)
             arrival_s = arrival_s[arrival_s < start_s + duration_s]
         else:
-            wanted = duration_s * BACKLOG_JOBS_PER_S
-            if self.jobs is not None:
-                wanted = number(self.jobs, "offline.jobs", 0.0, MAX_REQUESTS)
-                if wanted != int(wanted):
-                    raise UserError(f"offline.jobs must be a whole number, found {self.jobs!r}")
+            wanted = duration_s * BACKLOG_JOBS_PER_S if self.jobs is None else self.jobs
             arrival_s = np.full(_limited(wanted, "offline.jobs"), start_s)
         prompt, output = generate_lengths(self.lengths, len(arrival_s), seed, stream="offline")
         hashes = client = due_s = None
@@ -99,19 +90,33 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
         UserError: an unknown or impossible key, a missing rate or number of jobs.
     """
     values = with_dataset(offline, None)
-    mode = str(values.get("mode") or "rate")
-    if mode not in OFFLINE_MODES:
-        raise unknown("offline mode", mode, OFFLINE_MODES)
-    if mode == "rate" and values.get("rate") is None:
-        raise UserError("offline.rate is missing: offline.mode 'rate' needs requests per second >= 0")
-    if mode == "jobs" and values.get("jobs") is None:
-        raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
-    if (own := values.get("own")) not in (None, True, False):
-        raise UserError(f"offline.own={own!r} must be true (the workload's own offline requests are simulated) or "
-                        "false")
-    return OfflineLoad(mode, values.get("rate"), values.get("jobs"), _lengths(values), _sharing(values),
-                       str(values.get("name") or "custom"), values.get("class"), own is not False, _deadline(values),
-                       _clients(values))
+    keys = OfflineKeys.read({key: value for key, value in values.items() if value is not None}, beside=_KEYS)
+    for key, needed in (("rate", "requests per second"), ("jobs", "a number of requests")):
+        if keys.mode == key and getattr(keys, key) is None:
+            raise UserError(f"offline.{key} is missing: offline.mode={key} needs {needed}, at least 0")
+    return OfflineLoad(keys.mode, keys.rate, keys.jobs, _lengths(values), _sharing(values), keys.name,
+                       values.get("class"), keys.own, keys.deadline_s, _clients(keys, values))
+
+
+@dataclass(frozen=True)
+class OfflineKeys(Model):
+    """The keys of an offline load, beside `class`."""
+
+    PLACE = "offline"
+
+    mode: Literal["rate", "backlog", "jobs"] = "rate"
+    rate: Annotated[float, Range(0, 1e6, "requests a second")] | None = None
+    jobs: Annotated[int, Range(0, MAX_REQUESTS)] | None = None
+    deadline_s: Annotated[float, Range(0, 1e9, "seconds", above=True)] | None = None
+    own: bool = True
+    lengths: Any = None
+    length_correlation: Any = None
+    sharing: Mapping[str, Any] | None = None
+    clients: tuple[Mapping[str, Any], ...] = ()
+    name: str = "custom"
+
+
+_KEYS = (*NOTES, *kinds(OfflineKeys), "class", "dataset")
 
 
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
@@ -192,35 +197,21 @@ def _lengths(values: Mapping[str, Any]) -> LengthModel:
     return load_lengths(lengths, prefer="offline")
 
 
-def _deadline(values: Mapping[str, Any]) -> float | None:
-    given = values.get("deadline_s")
-    return None if given is None else number(given, "offline.deadline_s", above=0.0, maximum=1e9)
-
-
-def _clients(values: Mapping[str, Any]) -> tuple[tuple[float, LengthModel], ...]:
-    section = Section(values, "offline")
-    items = section.sections("clients")
-    section.demand("clients", not items or not section.has("sharing"), "left out beside offline.sharing, whose groups "
-                                                                       "say what prompts share")
-    for item in items:
-        item.only("share", "lengths", "length_correlation")
-    clients = tuple((item.number("share", 0.0, 1e9), _lengths({"lengths": values.get("lengths"), **item.values}))
-                    for item in items)
-    section.demand("clients", not items or sum(share for share, _ in clients) > 0,
-                   "clients with a share each, not all 0")
-    return clients
+def _clients(keys: OfflineKeys, values: Mapping[str, Any]) -> tuple[tuple[float, LengthModel], ...]:
+    if keys.clients and keys.sharing:
+        raise UserError("offline.clients must be left out beside offline.sharing, whose groups say what prompts share")
+    shares = client_shares(keys.clients, "offline", ("share", "lengths", "length_correlation"))
+    return tuple((share, _lengths({"lengths": values.get("lengths"), **item}))
+                 for share, item in zip(shares, keys.clients, strict=True))
 
 
 def _sharing(values: Mapping[str, Any]) -> Groups | None:
-    section = Section(values, "offline")
-    if not section.has("sharing"):
+    if values.get("sharing") is None:
         return None
-    item = section.section("sharing")
-    form = check_form(item)
-    if form == "chat":
+    if form_of(values["sharing"], "offline.sharing") == "chat":
         raise UserError("offline.sharing.form 'chat' needs arrivals of its own, which offline requests do not have; "
                         "expected documents or few_shot")
-    return parse_groups(item, form)
+    return parse_groups(values["sharing"], "offline.sharing")
 
 
 def _limited(count: float, key: str) -> int:

@@ -22,21 +22,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, is_number, unknown
+from ooco_gym.errors import UserError
 from ooco_gym.rounding import steady
+from ooco_gym.schema import Model, Range
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.trace import Trace
 
-TAKES = {"none": (), "client": (), "true": (), "lognormal": ("error",), "rank": ("tau",)}
-_MOST = {"error": 10.0, "tau": 1.0}
+TAKES = {"error": ("lognormal", 0.3), "tau": ("rank", 0.5)}  # a key's predictor and default
 
 
 @dataclass(frozen=True)
-class LengthPredictor:
+class LengthPredictor(Model):
     """A predictor of output lengths (`Scenario.lengths`).
 
     Attributes:
@@ -45,9 +45,11 @@ class LengthPredictor:
         tau: of `rank`: Kendall's rank correlation of predicted and true lengths within a class.
     """
 
-    predictor: str = "none"
-    error: float = 0.3
-    tau: float = 0.5
+    PLACE = "lengths"
+
+    predictor: Literal["none", "client", "true", "lognormal", "rank"] = "none"
+    error: Annotated[float, Range(0, 10)] = 0.3
+    tau: Annotated[float, Range(0, 1)] = 0.5
 
     @classmethod
     def load(cls, value: Any) -> LengthPredictor:
@@ -57,20 +59,13 @@ class LengthPredictor:
             UserError: an unknown predictor, a key that it does not take, or a value out of range.
         """
         raw: dict[str, Any] = {"predictor": value} if not isinstance(value, Mapping) else dict(value)
-        check_keys("lengths", raw, cls.__dataclass_fields__)
         name = raw.get("predictor", "none")
-        name = {None: "none", True: "true"}.get(name, name) if name is None or isinstance(name, bool) else name
-        if name not in TAKES:
-            raise unknown("lengths.predictor", name, TAKES)
-        for key, given in raw.items():
-            if key == "predictor" or given == cls.__dataclass_fields__[key].default:
-                continue
-            if key not in TAKES[name]:
-                takes = " and ".join(TAKES[name]) or "no other key"
-                raise UserError(f"lengths.{key}={given!r}: the predictor '{name}' takes {takes}; leave it out")
-            if not is_number(given) or not 0.0 <= given <= _MOST[key]:
-                raise UserError(f"lengths.{key}={given!r} must be a number from 0 to {_MOST[key]:g}")
-        return cls(**{**raw, "predictor": name})
+        raw["predictor"] = "none" if name is None else "true" if name is True else name  # YAML's null and true
+        found = cls.read(raw)
+        for key, (of, usual) in TAKES.items():
+            if getattr(found, key) != usual and found.predictor != of:
+                raise UserError(f"lengths.{key}={getattr(found, key)}: only predictor '{of}' takes it; leave it out")
+        return found
 
     def believe(self, trace: Trace, seed: int) -> np.ndarray | None:
         """Returns the prediction for each request, float64[n, 2]: the median in output tokens and

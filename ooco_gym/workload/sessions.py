@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError
 from ooco_gym.rounding import steady
-from ooco_gym.workload.checks import number
+from ooco_gym.schema import check_keys, demand, number
 from ooco_gym.workload.keyed import check_seed, keyed_uniform, scattered
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
@@ -34,12 +34,12 @@ class Think:
         Raises:
             UserError: an unknown key or an impossible value.
         """
-        what = "workload: key 'think_s'"
+        what = "workload.think_s"
         if not isinstance(value, Mapping):
-            return cls(number(value, what, 0.0, LONGEST_S))
-        check_keys("think_s", dict(value), ("median", "sigma"))
-        return cls(number(value.get("median"), f"{what}.median", 0.0, LONGEST_S),
-                   number(value.get("sigma", 0.0), f"{what}.sigma", 0.0, 5.0))
+            return cls(number(what, value, 0, LONGEST_S, "seconds"))
+        check_keys(what, value, ("median", "sigma"))
+        return cls(number(f"{what}.median", value.get("median"), 0, LONGEST_S, "seconds"),
+                   number(f"{what}.sigma", value.get("sigma", 0.0), 0, 5))
 
     def draw(self, numbers: np.ndarray, seed: int) -> np.ndarray:
         """Returns the think time of each turn in `numbers` (int64[n]) in seconds, float64[n].
@@ -84,9 +84,8 @@ class Turns:
 
 def check_mode(value: Any) -> str:
     """Reads `open` or `closed`; None is `open`."""
-    if value is not None and value not in MODES:
-        raise UserError(f"workload: key 'sessions' must be open (a turn arrives at its own time) or closed (its think "
-                        f"time after the turn before it has finished), found {value!r}")
+    demand(value is None or value in MODES, "workload.sessions", value, "open (a turn arrives at its own time) or "
+           "closed (its think time after the turn before it has finished)")
     return value or OPEN
 
 

@@ -16,15 +16,17 @@ other blocks are used between two uses of a prefix, hence the hit rate of a fini
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import nearest
 from ooco_gym.rounding import steady
+from ooco_gym.schema import Model, Range, at, demand
 from ooco_gym.workload.arrivals import BLOCK_S, Arrivals, draw_requests, let_in
-from ooco_gym.workload.checks import Section
 from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, Trace
@@ -42,27 +44,28 @@ _GRID = (np.arange(4000) + 0.5) / 4000
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Model):
     """Requests whose prompts begin with the text of one of many groups: a document, or a task's examples.
 
     Attributes:
         ratio: share of a prompt's tokens that are its group's text, the mean of each group.
-        count: number of groups.
+        groups: their number.
         zipf: group k is chosen in proportion to `(k + 1) ** -zipf`; 0: all equally.
     """
 
-    ratio: float
-    count: int
-    zipf: float
+    form: Literal["documents", "few_shot"]
+    ratio: Annotated[float, Range(0.01, 0.99)]
+    groups: Annotated[int, Range(1, 10_000_000)]
+    zipf: Annotated[float, Range(0, 5)]
 
     def prompts(self, lengths: LengthModel, numbers: np.ndarray, seed: int,
                 stream: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (prompt tokens int32[n], blocks shared with the group int64[n], group int64[n])."""
         generator = keyed_generator(seed, f"{stream}/groups")
-        uniform, normal = generator.random(self.count), generator.standard_normal(self.count)
-        whole = lengths.prompt.tokens(uniform, normal)
+        uniform, normal = generator.random(self.groups), generator.standard_normal(self.groups)
+        whole = lengths.prompt.drawn(uniform, normal)
         blocks = np.maximum(1, np.rint(self.ratio * whole / BLOCK_TOKENS)).astype(np.int64)
-        weights = np.cumsum(steady((np.arange(self.count) + 1.0) ** -self.zipf))
+        weights = np.cumsum(steady((np.arange(self.groups) + 1.0) ** -self.zipf))
         turn = keyed_uniform(numbers, seed, f"{stream}/group")
         group = np.searchsorted(weights / weights[-1], turn, side="right")
         own = blocks[group] * BLOCK_TOKENS * (1 - self.ratio) / self.ratio
@@ -70,20 +73,17 @@ class Groups:
         return (blocks[group] * BLOCK_TOKENS + question).astype(np.int32), blocks[group], group
 
 
-def parse_groups(section: Section, form: str) -> Groups:
+def parse_groups(values: Mapping[str, Any], where: str) -> Groups:
     """Reads `{form: documents | few_shot, ratio, groups, zipf}`; the last two have defaults."""
-    section.only("form", "ratio", "groups", "zipf")
-    count = section.integer("groups", 1, 10_000_000) if section.has("groups") else GROUPS[form]
-    zipf = section.number("zipf", 0.0, 5.0) if section.has("zipf") else ZIPF[form]
-    return Groups(section.number("ratio", 0.01, 0.99), count, zipf)
+    given = {key: value for key, value in values.items() if value is not None}
+    return Groups.read({"groups": GROUPS[given["form"]], "zipf": ZIPF[given["form"]], **given}, where)
 
 
-def check_form(section: Section) -> str:
-    """Returns the form of sharing that a section names."""
-    form = str(section.get("form"))
-    if form not in FORMS:
-        raise unknown("form of sharing", form, FORMS)
-    return form
+def form_of(values: Any, where: str) -> str:
+    """Returns the form of sharing that a mapping names."""
+    form = values.get("form") if isinstance(values, Mapping) else None
+    demand(form in FORMS, at(where, "form"), form, f"one of {', '.join(FORMS)}{nearest(str(form), FORMS)}")
+    return str(form)
 
 
 def hash_blocks(prompt_tokens: np.ndarray, shared_blocks: np.ndarray, group: np.ndarray, own: np.ndarray,
@@ -249,30 +249,36 @@ class Chat:
         return prompt, output
 
 
-def parse_chat(section: Section, lengths: LengthModel) -> Chat:
+@dataclass(frozen=True)
+class _ChatKeys(Model):
+    form: Literal["chat"]
+    ratio: Annotated[float, Range(0, 0.99)] | None = None
+    returns: tuple[Annotated[float, Range(0, 0.999)], ...] | None = None
+    think_s: tuple[Annotated[float, Range(0.1, 3600, "seconds")], ...] = (60.0,)
+    think_sigma: Annotated[float, Range(0, 2.5)] = 0.0
+    correlation: Annotated[float, Range(0, MOST_ALIKE)] = 0.0
+    common_blocks: Annotated[int, Range(0, 1000)] = 0
+
+
+def parse_chat(values: Mapping[str, Any], where: str, lengths: LengthModel) -> Chat:
     """Reads `{form: chat, ratio | returns, think_s, think_sigma, correlation, common_blocks}`; derives the
     mean number of turns from the ratio.
 
     Raises:
         UserError: an impossible key, or a ratio that these prompt lengths cannot have.
     """
-    section.only("form", "ratio", "returns", "think_s", "think_sigma", "correlation", "common_blocks")
-    think_s: tuple[float, ...] = (60.0,)
-    if section.has("think_s"):
-        each = isinstance(section.get("think_s"), list)
-        think_s = section.numbers("think_s", 0.1, 3600.0) if each else (section.number("think_s", 0.1, 3600.0),)
-    sigma = section.number("think_sigma", 0.0, 2.5) if section.has("think_sigma") else 0.0
-    correlation = section.number("correlation", 0.0, MOST_ALIKE) if section.has("correlation") else 0.0
-    common = section.integer("common_blocks", 0, 1000) if section.has("common_blocks") else 0
-    if section.has("returns"):
-        section.demand("ratio", not section.has("ratio"), "left out beside returns, which say how often turns follow")
-        return Chat(math.nan, think_s, common, 0.0, sigma, correlation, section.numbers("returns", 0.0, 0.999))
-    ratio = section.number("ratio", 0.0, 0.99)
-    lowest, highest, turns = _turns(lengths, common, correlation, ratio)
-    if not lowest - 1e-9 <= ratio <= highest:
-        raise UserError(f"{section.what('ratio')} must be from {lowest:.3f} (one turn) to {highest:.3f} "
-                        f"({MOST_MEAN_TURNS:g} turns) with these prompt lengths, found {ratio}")
-    return Chat(ratio, think_s, common, turns, sigma, correlation)
+    given = {key: value for key, value in values.items() if value is not None}
+    if not isinstance(given.get("think_s", []), list):
+        given["think_s"] = [given["think_s"]]
+    keys, what = _ChatKeys.read(given, where), at(where, "ratio")
+    if keys.returns:
+        demand(keys.ratio is None, what, keys.ratio, "left out beside returns, which say how often turns follow")
+        return Chat(math.nan, keys.think_s, keys.common_blocks, 0.0, keys.think_sigma, keys.correlation, keys.returns)
+    demand(keys.ratio is not None, what, None, "a number from 0 to 0.99")
+    lowest, highest, turns = _turns(lengths, keys.common_blocks, keys.correlation, ratio := keys.ratio or 0.0)
+    demand(lowest - 1e-9 <= ratio <= highest, what, ratio, f"from {lowest:.3f} (one turn) to {highest:.3f} "
+           f"({MOST_MEAN_TURNS:g} turns) with these prompt lengths")
+    return Chat(ratio, keys.think_s, keys.common_blocks, turns, keys.think_sigma, keys.correlation)
 
 
 @lru_cache(maxsize=KEPT)

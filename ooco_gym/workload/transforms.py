@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.workload.checks import number
+from ooco_gym.schema import number
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
@@ -50,7 +50,7 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
     Raises:
         UserError: the factor is out of range.
     """
-    factor = number(factor, "scale factor", 0.0, 1e4)
+    factor = number("scale factor", factor, 0, 1e4)
     seed = check_seed(seed)
     if factor == 1.0:
         return trace
@@ -80,7 +80,7 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
 
 def stretched(trace: Trace, time_scale: float) -> Trace:
     """Returns the trace with arrivals and think times multiplied; UserError if all requests arrive at once."""
-    factor = number(time_scale, "time_scale", above=0.0, maximum=1e6)
+    factor = number("time_scale", time_scale, 0, 1e6, above=True)
     if trace.arrival_s[0] == trace.arrival_s[-1] and trace.think_s is None:
         raise UserError(f"time_scale has no effect: all requests of trace '{trace.name}' arrive at once; leave it out")
     return replace(trace, arrival_s=trace.arrival_s * factor,

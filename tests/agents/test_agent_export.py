@@ -85,7 +85,7 @@ def test_export_of_no_run_says_what_is_missing(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"seed": "x"}, {"checks": 0}, {"checks": True}])
 def test_counts_and_seeds_that_are_none_are_named(run_folder, tmp_path, wrong):
-    with pytest.raises(UserError, match=f"{next(iter(wrong))} must be a whole number"):
+    with pytest.raises(UserError, match=f"{next(iter(wrong))}=.* must be a whole number"):
         export.main({"policy": str(run_folder), "out": str(tmp_path / "out"), "checks": 10, "seed": 1, **wrong})
     assert not (tmp_path / "out").exists()
 

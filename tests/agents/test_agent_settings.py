@@ -25,12 +25,12 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
     agent = train_config(tmp_path)["agent"]
     lagrangian = composed("train", "agent=pid_lagrangian")["agent"]["lagrangian"]
     for change, words in (
-        ({"scale_decisions": 0}, "agent.scale_decisions must be a whole number of at least 1, got 0"),
-        ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping, or null to leave it out"),
-        ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must lie between 0 and 1"),
-        ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs must be a whole number of at least 1"),
-        ({"lagrangian": {**lagrangian, "integral": -1.0}}, "agent.lagrangian.integral must be"),
-        ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing must be a number of at"),
+        ({"scale_decisions": 0}, "agent.scale_decisions=0 must be a whole number of at least 1"),
+        ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping"),
+        ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must be a number above 0 and"),
+        ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs=0 must be a whole number of at least 1"),
+        ({"lagrangian": {**lagrangian, "integral": -1.0}}, "agent.lagrangian.integral=-1.0 must be"),
+        ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing=1 must be a number from"),
     ):
         with pytest.raises(UserError) as error:
             check_agent({**agent, **change})

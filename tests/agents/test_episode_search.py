@@ -375,10 +375,9 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"conditions": [{"load": 0.5, "rate_scale": 1.0}]}, "another online load"),
     ({"conditions": "ooc"}, "must be a list of changes"),
     ({"score": "reward"}, "unknown agent.score"),
-    ({"halving": {"keep": 0.0}}, "agent.halving.keep"),
     ({"halving": {"keep": 0.99}}, "agent.halving.keep"),
     ({"generations": None}, "sets no limit"),
-    ({"sigma": 0.0}, "agent.sigma must be a positive number"),
+    ({"sigma": 0.0}, "agent.sigma=0.0 must be a number above 0"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
     with pytest.raises(UserError, match=words) as error:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +14,10 @@ from ooco_gym.calibrate.measure.design import (
     FIRST_PREFILL,
     SPREAD,
     Limits,
-    check,
     design,
     lengths,
     sizes,
 )
-from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
 PLAN: dict[str, Any] = dict(load_yaml("engine", "vllm"))["design"]
@@ -97,13 +94,6 @@ def test_a_pass_covers_all_sizes_and_all_kinds() -> None:
     assert max(len(group) for group in alone) == 32 and min(len(group) for group in alone) == 1
     assert max(sum(group) for group in alone) > LIMITS.max_num_batched_tokens      # cut into pieces
     assert {case["concurrency"] for case in cases if "requests" in case} == {1, 2, 4, 8, 16, 32}
-
-
-@pytest.mark.parametrize(("key", "value"), [
-    ("decode_steps", 0), ("fill_tokens", 2.5)])
-def test_a_plan_that_is_none_is_named(key: str, value: float) -> None:
-    with pytest.raises(UserError, match=rf"engine\.design\.{key}={value}"):
-        check({"design": {**PLAN, key: value}, "serve": SERVE})
 
 
 @settings(deadline=None, max_examples=50)

@@ -51,7 +51,7 @@ def test_a_key_that_a_cluster_leaves_at_its_default_can_be_set(capsys):
     assert sorted(path.name for path in Path("swept").iterdir() if path.is_dir()) == [
         "++cluster.host_gib=1", "++cluster.host_gib=2"], "with Hydra's sign that its YAML has no such key"
     assert main(["simulate", *words, "cluster.kv_offloading_gib=a"]) == 2
-    assert "cluster 'mixed_7b': kv_offloading_gib must be a number, got 'a'" in capsys.readouterr().err
+    assert "cluster 'mixed_7b': kv_offloading_gib='a' must be a number" in capsys.readouterr().err
 
 
 def test_without_online_requests_there_is_nothing_to_rank(capsys):
@@ -196,8 +196,6 @@ def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["simulate", "policy=oco"], "did you mean 'ooco'"),
-    (["simulate", *LOAD, "offline.rate=-1"], "offline.rate"),
     (["simulate", *LOAD, "slo.tpot_s=0.001"], "slo.tpot_s=0.001 cannot be met: a decode step"),
     (["compare", "policies=[ooco,base_p]", *LOAD], "did you mean 'base_pd'"),
     (["compare", "policies=[ooco]", "metrics=[online.violations]", "seeds=1", "workers=1", *LOAD], "online.violation"),

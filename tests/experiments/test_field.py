@@ -220,7 +220,7 @@ def test_mistakes(words, said, capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from ooco_gym.from_config import scenario_of
+    from ooco_gym.scenario import scenario_of
 
     assert main(["capacity", "+preset=field", "--cfg", "job"]) == 0
     given = yaml.safe_load(capsys.readouterr().out)

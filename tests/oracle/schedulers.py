@@ -15,6 +15,7 @@ from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
+from ooco_gym.protocol import Slo
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
@@ -144,7 +145,7 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
     machine = Machine("mixed", Deployment(load_chip(CHIP), load_model(MODEL), timing=TIMING,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
     longest = float(case.trace.output_tokens.max()) if len(case.trace) else 1.0
-    rules = SimConfig(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1,
+    rules = SimConfig(Slo(_FOREVER_S, _FOREVER_S / longest, 2), case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1,
                       64.0, engine_clock=EngineClock(async_scheduling=case.asynchronous), retention=policy.retention)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
                         settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)

@@ -49,7 +49,7 @@ def test_names_instead_of_mappings_and_no_folder(capsys):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"tp": 3}, "tp=3 does not divide"),
-    ({"batches": "8"}, "batches must be a list of whole numbers"),
+    ({"batches": "8"}, "batches='8' must be a list"),
     ({"throughput": {"prompts": 1}}, "throughput: unknown key 'prompts'"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, changes, message):

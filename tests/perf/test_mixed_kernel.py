@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.perf import ChipSpec, CostTable, Deployment, cost_table, kernels, load_chip, load_model, mixed_latency_ps
+from ooco_gym.protocol import Slo
 from tests.oracle.cases import Case, random_case
 from tests.oracle.schedulers import simulate, tables_of
 from tests.oracle.scripts.oracle_driver.iterations import Clock
@@ -118,7 +119,7 @@ def shared(case: Case) -> tuple[Case, dict]:
         "max_num_seqs": case.max_num_seqs})
     machine = Machine("mixed", Deployment(chip(), load_model("llama_3_1_8b"), timing="extended", kv_fraction=0.9,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
-    rules = SimConfig(1e6, 1e3, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
+    rules = SimConfig(Slo(1e6, 1e3, 2), case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, 1e6), params=policy.vector(),
                         settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     assert state.tables["together"].all()

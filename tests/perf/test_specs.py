@@ -6,7 +6,6 @@ from dataclasses import fields
 
 import pytest
 
-from ooco_gym.errors import UserError
 from ooco_gym.perf import ChipSpec, list_chips, load_chip, load_model
 from ooco_gym.perf.model import model_named
 from ooco_gym.resources import load_yaml
@@ -36,7 +35,7 @@ PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
 OPTIONAL = {"extended", "validity", "tables", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s",
             "peak_fp8_flops_per_s", "device_memory_bytes", "compute_capability", "mixed_like"}
 DATASHEET = {"memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s", "link", "units"}
-KERNELS = {"gemm": {"flops_per_s": 8e14, "memory_bytes_per_s": "4e12", "exponent": 3.5},
+KERNELS = {"gemm": {"flops_per_s": 8e14, "memory_bytes_per_s": 4e12, "exponent": 3.5},
            "overhead": {"decode_s": 1e-3}}
 
 
@@ -75,32 +74,6 @@ def test_nothing_achieves_more_than_its_datasheet(name):
     ("own.yaml", ""), ("Qwen3-32B-FP8", "")])
 def test_a_published_name_means_the_shipped_model(text, name):
     assert model_named(text) == name
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    ({"gem_flops_per_s": 1.0}, "unknown field 'gem_flops_per_s' (did you mean 'gemm_flops_per_s'?)"),
-    ({"memory_bytes": "much"}, "field 'memory_bytes' must be a number, got 'much'"),
-    ({"memory_bytes": -1.0}, "field 'memory_bytes' must be positive, got -1.0"),
-    ({"extended": {"gem": {}}}, "extended: unknown field 'gem' (did you mean 'gemm'?)"),
-    ({"extended": {"gemm": {"flops_per_s": 1e12}}}, "extended.gemm: field 'memory_bytes_per_s' is missing"),
-    ({"validity": {"max_batsh": 1}}, "validity: unknown field 'max_batsh' (did you mean 'max_batch'?)"),
-    ({"validity": {"tp": [1, 2.5]}}, "field 'tp' must be a whole number of at least 1, got '2.5'"),
-])
-def test_a_bad_chip_field_is_named(change, message):
-    with pytest.raises(UserError) as error:
-        load_chip(load_yaml("chip", "h100") | change)
-    assert "chip 'h100'" in str(error.value)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    ({"layers": 1.5}, "field 'layers' must be a whole number, got '1.5'"),
-    ({"kv_heads": 3}, "kv_heads (3) must divide heads (32)"),
-])
-def test_a_bad_model_field_is_named(change, message):
-    with pytest.raises(UserError) as error:
-        load_model(load_yaml("model", "llama_2_7b") | change)
-    assert message in str(error.value)
 
 
 def test_kernels_and_validity_are_read_and_chips_with_them_hash():

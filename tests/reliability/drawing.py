@@ -109,7 +109,8 @@ def episode(random: Random) -> Case:
     rules: dict[str, Any] = {
         "max_batch": random.choice((4, 12, 64)), "tpot_s": random.choice((0.02, 0.03, 0.05, 0.1, 9e5)),
         "ttft_s": random.choice((0.05, 0.2, 2.0, 9e5)), "tpot_min_tokens": random.choice((2, 16)),
-        "tpot_from_decode": random.random() < 0.5, "kv_link_bytes_per_s": random.choice((25e9, 3e8, 1e6, 1e15)),
+        "tpot_from": ("first_token", "first_decode")[random.random() < 0.5],
+        "kv_link_bytes_per_s": random.choice((25e9, 3e8, 1e6, 1e15)),
         "block_tokens": random.choice((16, 16, 16, 1))}
     memory = (64, 300, 800) if rules["block_tokens"] == 1 else (64, 800, 2800, 6000, 20_000)
     if random.random() < 0.3:

@@ -123,10 +123,10 @@ def test_a_policy_is_called_as_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("demo duration_s=60", "duration_s is no longer a key of demo; 'ooco-gym simulate cluster.retention=demo/"),
-    ("report runs=[A]", "ooco-gym report is no longer there; simulate.html has plots"),
-    ("simulate policy=sjf", "policy 'sjf' is no longer there; take policy=past_future"),
-    ("compare sustain=true", "sustain is no longer a key of compare; 'ooco-gym capacity'"),
+    ("demo duration_s=60", "key of demo 'duration_s' is no longer there; 'ooco-gym simulate cluster.retention=demo/"),
+    ("report runs=[A]", "the command 'report' is no longer there; simulate.html has plots"),
+    ("simulate policy=sjf", "policy 'sjf' is no longer there; policy=past_future"),
+    ("compare sustain=true", "the key of compare 'sustain' is no longer there; 'ooco-gym capacity'"),
 ])
 def test_what_left_names_what_takes_its_place(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2

@@ -62,13 +62,14 @@ def test_what_looks_like_a_slip_is_a_warning(classes: dict[str, Any], said: list
 
 
 @pytest.mark.parametrize("values,message", [
-    ({"rul": "deadline"}, "rule"), ({"rule": "dedline"}, "rule is 'dedline'"),
-    ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one with SLOs"),
-    ({"classes": {"a": {"priority": 0, "ttft_s": 1}}}, "ttft_s 1 and tpot_s None"),
-    ({"classes": []}, "expected a mapping"), ({"violation_budget": 0}, "above 0"),
-    ({"shadow": "maybe"}, "true or false"), ({"retention": "ttl"}, "retention is 'ttl'; expected lru or offline_first"),
-    ({"bundle": "/nowhere"}, "folder of an exported policy"), ({"metrics_port": 99_999}, "expected a port"),
-    ({"metrics_address": ""}, "expected the address of an interface"), ({"metrics_port": float("nan")}, "a port"),
+    ({"rul": "deadline"}, "rule"), ({"rule": "dedline"}, "rule='dedline'"),
+    ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one has ttft_s"),
+    ({"classes": {"a": {"priority": 0, "ttft_s": 1}}}, "ttft_s and tpot_s in seconds"),
+    ({"classes": []}, "must be a mapping"), ({"violation_budget": 0}, "above 0"),
+    ({"shadow": "maybe"}, "true or false"), ({"retention": "ttl"}, "retention='ttl' must be one of lru, offline_first"),
+    ({"bundle": "/nowhere"}, "folder of an exported policy"), ({"metrics_port": 99_999}, "metrics_port=99999 must be"),
+    ({"metrics_address": ""}, "must be the address of an interface"),
+    ({"metrics_port": float("nan")}, "metrics_port=nan"),
 ])
 def test_a_wrong_setting_is_one_sentence(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
@@ -216,7 +217,7 @@ def test_what_will_be_asked_for_is_compiled_beforehand(rule: str, monkeypatch: p
     assert f"rule '{rule}': " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("rule,message", [("deadlin", "rule is 'deadlin'"),
+@pytest.mark.parametrize("rule,message", [("deadlin", "rule='deadlin'"),
                                           ("builtins:dict", "fails: fallbacks:raised")])
 def test_what_cannot_be_compiled_is_told(rule: str, message: str, monkeypatch: pytest.MonkeyPatch,
                                          capsys: pytest.CaptureFixture) -> None:

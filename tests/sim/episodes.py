@@ -71,7 +71,8 @@ def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool =
     rules: dict[str, Any] = {
         "max_batch": draw(st.sampled_from((4, 12, 64))), "tpot_s": draw(st.sampled_from((0.03, 0.05, 0.1))),
         "ttft_s": draw(st.sampled_from((0.2, 2.0))), "tpot_min_tokens": draw(st.sampled_from((2, 16))),
-        "tpot_from_decode": draw(st.booleans()), "kv_link_bytes_per_s": draw(st.sampled_from((25e9, 3e8)))}
+        "tpot_from": draw(st.sampled_from(("first_decode", "first_token"))),
+        "kv_link_bytes_per_s": draw(st.sampled_from((25e9, 3e8)))}
     if noisy and draw(st.integers(0, 3)) == 0:
         rules |= {"jitter": draw(st.sampled_from((0.0, 0.1))), "belief_noise": draw(st.sampled_from((0.0, 0.1))),
                   "belief_factor": draw(st.sampled_from((1.0, 1.3)))}

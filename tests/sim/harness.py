@@ -15,6 +15,8 @@ from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.protocol import Slo
+from ooco_gym.schema import kinds
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
@@ -75,7 +77,7 @@ class Setup:
         return replace(self, **changes)
 
 
-DEFAULT_RULES = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": 16, "tpot_from_decode": False, "max_batch": 64,
+DEFAULT_RULES = {"slo": Slo(2.0, 0.05), "max_batch": 64,
                  "block_tokens": 16, "kv_link_bytes_per_s": 25e9, "gate_poll_s": 0.1, "prior_output_tokens": 64.0}
 
 
@@ -109,7 +111,9 @@ class Episode:
                  trace: Trace | None = None, predicted: np.ndarray | None = None) -> None:
         self.setup = setup
         self.trace = trace = setup.trace() if trace is None else trace
-        rules = SimConfig(**{**DEFAULT_RULES, **setup.rules})
+        promise = {key: value for key, value in setup.rules.items() if key in kinds(Slo)}
+        rest = {key: value for key, value in setup.rules.items() if key not in promise}
+        rules = SimConfig(**{**DEFAULT_RULES, "slo": replace(DEFAULT_RULES["slo"], **promise), **rest})
         if isinstance(rules.engine_clock, dict):
             rules = replace(rules, engine_clock=EngineClock.load(rules.engine_clock))
         machines = machines_of(setup)

@@ -123,11 +123,8 @@ def test_a_ranker_has_the_stated_kendall_tau(tau: float) -> None:
 
 
 @pytest.mark.parametrize(("value", "message"), [
-    ("truth", r"unknown lengths.predictor 'truth' \(did you mean 'true'"),
-    ({"predictor": "lognormal", "tau": 0.4}, "lengths.tau=0.4: the predictor 'lognormal' takes error; leave it out"),
-    ({"error": 0.4}, "the predictor 'none' takes no other key"),
-    ({"predictor": "rank", "tau": 1.5}, "lengths.tau=1.5 must be a number from 0 to 1"),
-    ({"predictor": "lognormal", "err": 0.4}, "err"),
+    ({"predictor": "lognormal", "tau": 0.4}, "lengths.tau=0.4: only predictor 'rank' takes it"),
+    ({"error": 0.4}, "only predictor 'lognormal' takes it"), ({"predictor": "lognormal", "err": 0.4}, "err"),
 ])
 def test_mistakes_are_named(value: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.errors import UserError, whole_number
+from ooco_gym.errors import UserError
+from ooco_gym.schema import number, whole
 
 Requests = list[list[float]]
 """`[arrival_s, prompt_tokens, output_tokens]` of each request, sorted by arrival."""
@@ -148,13 +149,12 @@ def check(plan: dict[str, Any]) -> None:
         UserError: an invalid count, load or length.
     """
     for key in ("passes", "decode_steps", "fill_tokens"):
-        whole_number(f"engine.design.{key}", plan["design"][key], 1)
+        whole(f"engine.design.{key}", plan["design"][key], 1)
     serve = plan["serve"]
     positive = {f"loads.{name}": load for name, load in (serve["loads"] or {}).items()}
     positive |= {f"{key}.median": serve[key]["median"] for key in ("prompt_tokens", "output_tokens")}
     for key, value in {**positive, "duration_s": serve["duration_s"]}.items():
-        if not value > 0:
-            raise UserError(f"engine.serve.{key}={value} must be positive")
+        number(f"engine.serve.{key}", value, 0, above=True)
 
 
 def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Generator) -> np.ndarray:

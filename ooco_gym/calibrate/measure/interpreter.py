@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.errors import UserError, whole_number
+from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
+from ooco_gym.schema import whole
 
 VARIABLE = "OOCO_GYM_ENGINE_PYTHON"
 _SCRIPTS = Path(__file__).parent / "scripts"
@@ -110,7 +111,7 @@ def write_random_model(folder: Path, sizes: dict[str, Any], longest: int) -> Pat
         UserError: a size is not a positive integer.
     """
     for key in SIZES:
-        whole_number(f"engine.random_model.{key}", sizes.get(key), 1)
+        whole(f"engine.random_model.{key}", sizes.get(key), 1)
     write_json(folder / "config.json", {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
         "num_hidden_layers": sizes["layers"], "hidden_size": sizes["hidden"], "head_dim": sizes["head_dim"],

@@ -24,7 +24,7 @@ from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.rounding import steady
 
-__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "MOE_BACKENDS", "OF_ALL_RANKS", "ROUTER", "Attention", "Linear",
+__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "OF_ALL_RANKS", "ROUTER", "Attention", "Linear",
            "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "collectives",
            "expert_kernel", "experts_of", "heads_of", "linears", "list_timings", "model_heads", "timing_form"]
 
@@ -44,7 +44,7 @@ class Shard:
     expert_parallel: bool = False
     """Whether each chip has whole experts, not a part of every one."""
     moe_backend: str = ""
-    """Kernel of 4-bit experts, one of `MOE_BACKENDS`."""
+    """Kernel of 4-bit experts, `` or `marlin`."""
     data_parallel: int = 1
     """Number of ranks like this one that share the experts."""
 
@@ -124,8 +124,6 @@ OF_ALL_RANKS = ("experts", "exchange")
 """Operators whose time on each chip depends on the tokens of all data-parallel ranks."""
 EXPERT_KERNELS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125, "experts_marlin": 0.53125}
 """Bytes of a weight of experts, by kernel (`kernels.ExtendedParameters`)."""
-MOE_BACKENDS = ("", "marlin")
-"""Kernels of 4-bit experts by vLLM's `--moe-backend`; '': Triton's."""
 LATENT_LINEARS = ("qkv_a", "q_b", "kv_b", "o")
 """Linear layers around latent attention."""
 
