@@ -45,9 +45,9 @@ def test_what_minari_reads_can_be_played_again(tmp_path, env, policy):
 
 
 def test_mistakes_are_named(tmp_path):
-    for changes, words in (({"random": 1.5}, "random must be a number of at least 0 and at most 1"),
+    for changes, words in (({"random": 1.5}, "random=1.5 must be a number from 0 to 1"),
                            ({"policy": "ocoo"}, "'ocoo' is neither a heuristic of this environment"),
-                           ({"split": "tests"}, "unknown split 'tests'"), ({"episodes": 0}, "episodes must be")):
+                           ({"split": "tests"}, "unknown split 'tests'"), ({"episodes": 0}, "episodes=0 must be")):
         with pytest.raises(UserError, match=words):
             dataset.main(config(tmp_path, **changes))
     dataset.main(config(tmp_path))

@@ -79,7 +79,7 @@ def test_a_function_answers_the_decisions_of_its_track(tmp_path, monkeypatch):
 @pytest.mark.parametrize("changes, words", [
     ({"action": "rum"}, "unknown action of ooco-gym suite 'rum'"),
     ({"tasks": "calm"}, "unknown task of the suite 'calm'"),
-    ({"track": "pool"}, "unknown track of the suite 'pool'"), ({"windows": 13}, "at most 12"),
+    ({"track": "pool"}, "unknown track of the suite 'pool'"), ({"windows": 13}, "from 1 to 12"),
     ({"tasks": ["pools_calm", "mixed_calm"]}, "task mixed_calm is of track mixed; policy=slack is for pools"),
     ({"track": "mixed"}, "policy=slack is for track pools, not mixed"),
     ({"action": "verify"}, "unknown action of ooco-gym suite 'verify'"),

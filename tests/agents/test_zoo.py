@@ -35,7 +35,7 @@ def test_a_recipe_is_made_once_and_to_the_bit(tmp_path, capsys):
 
 def test_mistakes_are_named(tmp_path):
     for changes, words in (({"policies": "gat"}, r"unknown policy of conf/zoo.yaml 'gat' \(did you mean 'gate'"),
-                           ({"generations": 0}, "generations must be a whole number of at least 1"),
+                           ({"generations": 0}, "generations=0 must be a whole number from 1"),
                            ({"recipes": {"gate": {**RECIPE, "sed": 1}}}, "sed"),
                            ({"recipes": {"other": RECIPE}}, "recipes.other.searches must have 'other'")):
         with pytest.raises(UserError, match=words):

@@ -126,9 +126,9 @@ def test_box_actions_are_the_candidates_where_they_say_the_same():
     ({"cluster": "pair_7b", "base_policy": "ooco"}, "relaxed and strict; use for example cluster mixed_7b"),
     ({"base_policy": "vllm_fcfs"}, "treats offline requests as online ones"),
     ({"levels": [0.0, 1.0]}, "must be positive"),
-    ({"shares": {"online": [0.0, 2.0]}}, r"shares.online=\[0.0, 2.0\] must be a list of shares from 0 to 1"),
+    ({"shares": {"online": [0.0, 2.0]}}, r"shares.online\[1\]=2.0 must be a number from 0 to 1"),
     ({"levels": [float(n) for n in range(1, 10)]}, "make 72 candidates; expected 2 to 64"),
-    ({"action": "continuous"}, "action='continuous' must be discrete")])
+    ({"action": "continuous"}, "action='continuous' must be one of discrete")])
 def test_invalid_arguments_raise_user_errors(changes, words):
     with pytest.raises(UserError, match=words):
         make(ID, **changes)

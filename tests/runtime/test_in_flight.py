@@ -210,7 +210,7 @@ def test_a_prior_has_the_time_of_the_engines_host() -> None:
 
 @pytest.mark.parametrize("prior,message", [
     ({"chip": "h1000", "model": "llama_3_1_8b"}, "unknown chip 'h1000'"), ({"chip": "h100"}, "needs the key 'model'"),
-    ({**H100, "engine_clock": {"decode": 1}}, "decode"), ({**H100, "tpp": 1}, "tpp"), ("h100", "prior is 'h100'")])
+    ({**H100, "engine_clock": {"decode": 1}}, "decode"), ({**H100, "tpp": 1}, "tpp"), ("h100", "prior='h100'")])
 def test_a_prior_that_is_none_is_one_sentence(prior: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Decider(parse_settings({"prior": prior}))

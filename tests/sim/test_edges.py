@@ -154,8 +154,8 @@ def test_what_stays_where_it_was_prefilled_has_its_token_from_there() -> None:
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"pd_first_token": "both"}, "pd_first_token must be one of prefill, decode, got 'both'"),
-    ({"pd_handover_s": -1}, "pd_handover_s=-1 must be from 0 to 60 seconds")])
+    ({"pd_first_token": "both"}, "pd_first_token='both' must be one of prefill, decode"),
+    ({"pd_handover_s": -1}, "pd_handover_s=-1 must be a number of seconds from 0 to 60")])
 def test_a_cluster_refuses(change, said) -> None:
     with pytest.raises(UserError, match=said):
         Cluster.load(load_yaml("cluster", "pair_7b") | change)
