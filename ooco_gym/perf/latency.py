@@ -10,9 +10,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import typeof, types
+from numba import config, typeof, types
 
 from ooco_gym.compile import inlined, inner, jit
+from ooco_gym.errors import UserError
 
 GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, in half octaves
 PS_PER_S = 1_000_000_000_000
@@ -273,6 +274,12 @@ def sums_latency(state, table, sums):
 # --- Arrays of iterations ---------------------------------------------------------------------------------------------
 _TABLES, _ROW, _ROWS = typeof(empty_tables(1, 1)), types.int64[::1], types.int64[:, ::1]
 _NUMBERS = types.float64[::1]
+
+
+def must_compile() -> None:
+    """Raises a UserError if compilation is turned off."""
+    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+        raise UserError("NUMBA_DISABLE_JIT is set, but the simulator runs only compiled; unset it")
 
 
 @jit(types.void(_TABLES, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS))

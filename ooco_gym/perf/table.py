@@ -22,6 +22,7 @@ from ooco_gym.perf.latency import (
     empty_tables,
     iterations_of,
     latencies_of,
+    must_compile,
     put_attention,
 )
 from ooco_gym.perf.timing import OF_ALL_RANKS, Attention, MeasuredAttention, MixedKernel, Phase
@@ -247,6 +248,7 @@ def fill(tables: Any, row: int, table: CostTable, factor: float = 1.0) -> None:
 
 @lru_cache(maxsize=KEPT)
 def _compiled(table: CostTable) -> Tables:
+    must_compile()
     found = empty_tables(len(table.head_ps) - 1, len(table.prefill_ps) - 1, len(table.shared_ps))
     fill(found, 0, table)
     return found

@@ -9,12 +9,11 @@ time, bit for bit.
 from typing import NamedTuple
 
 import numpy as np
-from numba import config, typeof, types
+from numba import typeof, types
 
 from ooco_gym.compile import function_at
 from ooco_gym.compile.references import Handle, Reference, layout, reference_at
-from ooco_gym.errors import UserError
-from ooco_gym.perf.latency import GRID_COLUMNS, GRID_ROWS, TABLE
+from ooco_gym.perf.latency import GRID_COLUMNS, GRID_ROWS, TABLE, must_compile
 from ooco_gym.sim.records import (
     BLOCK,
     CACHE_LINE,
@@ -281,8 +280,7 @@ def handle_of(state: State) -> Handle:
     Raises:
         UserError: compilation is turned off.
     """
-    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
-        raise UserError("NUMBA_DISABLE_JIT is set, but the simulator runs only compiled; unset it")
+    must_compile()
     return Handle(state, _LAYOUT)
 
 
