@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import gymnasium as gym
 
@@ -21,7 +21,7 @@ from docs.generators.pages import ROOT, TEMPLATES, markdown
 from ooco_gym.envs import ENVIRONMENTS, features, short_name
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.config import PACK_SETTINGS, episode_config
+from ooco_gym.envs.config import PACK_SETTINGS, EnvironmentKeys, episode_config
 from ooco_gym.envs.decision import Decision, kinds
 from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.policy import get_policy
@@ -31,6 +31,7 @@ from ooco_gym.policy.registry import aliases, module_of
 from ooco_gym.report import number, percent, with_interval
 from ooco_gym.report.templates import rendered
 from ooco_gym.resources import conf_root, load_yaml, names
+from ooco_gym.schema import kinds as kinds_of
 
 NOTE = ("<!-- Written by `python -m docs.generators.environments` from the code; a test compares it. "
         "Edit the classes instead. -->\n")
@@ -209,10 +210,18 @@ def common() -> str:
         rewards=[(term, charged, when) for terms, charged, when in rewards for term in terms.split(", ")],
         presets={preset: load_yaml("reward", preset) for preset in names("reward")},
         budget=load_yaml("protocol", "default")["violation_budget"], splits=load_yaml("env", "gating")["splits"],
-        arguments=[f"{name}: {one.annotation}" for name, one in arguments.items()
-                   if name not in ("default", "most_candidates", "terms")],
+        arguments=[*(f"{name}: {one.annotation}" for name, one in arguments.items()
+                     if name not in ("default", "most_candidates", "terms")),
+                   *(f"{name}: {_worded(kind)}" for name, kind in kinds_of(EnvironmentKeys).items())],
         of_vectors=[f"{name}: {one.annotation} = {one.default}" for name, one in _parameters(DecisionVectorEnv).items()
                     if name not in ("render_mode", "flat")])
+
+
+def _worded(kind: Any) -> str:
+    """What a key of `conf/env` may be, as its error says it."""
+    ranges = [one.words(kind.__origin__ is int) for one in getattr(kind, "__metadata__", ())]
+    return ranges[0] if ranges else " or ".join(get_args(kind)) if get_origin(kind) is Literal else (
+        "a mapping" if get_origin(kind) else "Any")
 
 
 def _parameters(owner: Any) -> dict[str, inspect.Parameter]:
