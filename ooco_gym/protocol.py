@@ -92,7 +92,7 @@ class Protocol(Model):
     drain_s: Annotated[float, Range(0)]
     violation_budget: Annotated[float, Range(0)]
     gate_poll_s: Annotated[float, Range(0)]
-    prior_output_tokens: Annotated[float, Range(0)]
+    prior_output_tokens: Annotated[int, Range(0)]
     version: Annotated[int, Range(0)] = 1
 
     @classmethod

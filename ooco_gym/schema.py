@@ -282,6 +282,6 @@ def _words(kind: Any) -> str:
     if base in (int, float):
         return (rule or Range()).words(base is int)
     if base is Literal:
-        return f"one of {', '.join(map(str, args))}"
+        return f"one of {', '.join(str(one) or repr(one) for one in args)}"
     named = {bool: "true or false", str: "text", Mapping: "a mapping of keys to values"}
     return getattr(rule, "words", None) or named.get(base, "a value")

@@ -189,13 +189,13 @@ def own(folder: Path, reward: str = "0.0", summary: str = "", answer: str = "1")
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"reward": "float('nan')"}, "the environment's reward is 'nan'; expected a finite number"),
-    ({"reward": "'much'"}, "the environment's reward is 'much'; expected a finite number"),
-    ({"summary": "'violation_rate': float('nan')"}, "violation_rate of window 0 of seed 3 is 'nan'"),
-    ({"summary": "'violation_rate': 'none'"}, "violation_rate of window 0 of seed 3 is 'None'"),
-    ({"answer": "'no'"}, "is 'no'; expected a finite number"),
-    ({"answer": "float('nan')"}, "is 'nan'; expected a finite"),
-    ({"answer": "[1, 2]"}, "is '[1, 2]'; expected a finite number"),
+    ({"reward": "float('nan')"}, "the environment's reward=nan must be a number"),
+    ({"reward": "'much'"}, "the environment's reward='much' must be a number"),
+    ({"summary": "'violation_rate': float('nan')"}, "violation_rate of window 0 of seed 3=nan"),
+    ({"summary": "'violation_rate': 'none'"}, "violation_rate of window 0 of seed 3=null"),
+    ({"answer": "'no'"}, "='no' must be a number"),
+    ({"answer": "float('nan')"}, "=nan must be a number"),
+    ({"answer": "[1, 2]"}, "=[1, 2] must be a number"),
     ({"answer": "__import__('sys').exit(0)"}, "Python of your own ended the process (SystemExit: 0)"),
     ({"reward": "__import__('sys').exit('tired')"}, "Python of your own ended the process (SystemExit: tired)")])
 def test_what_is_no_number_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -218,7 +218,7 @@ def test_nothing_is_learned_from_what_is_no_number(tmp_path: Path, monkeypatch: 
     words = ["train", "env=env.yaml", "agent.imitate.rule=null", "agent.n_envs=2", "agent.n_steps=8",
              "total_timesteps=16", "agent.batch_size=8"]
     assert main([*words, "out=RUN"]) == 2
-    assert "the environment's reward is" in capsys.readouterr().err
+    assert "the environment's reward=" in capsys.readouterr().err
 
 
 def exits(code: Any) -> None:

@@ -209,7 +209,7 @@ def _measured(files: Mapping[Card, Sequence[Path]], card: Card) -> Measured | No
 def _errors(base: Measured, one: Measured) -> dict[str, Any]:
     """Errors on a card's iterations by form, with the efficiency of another one on its datasheet."""
     sheet, other = load_chip(one.card.chip), load_chip(base.card.chip)
-    kernels = vars(ExtendedParameters.from_mapping(transferred(other, vars(sheet))["extended"]))
+    kernels = vars(ExtendedParameters.read(transferred(other, vars(sheet))["extended"]))
     rates = transferred(replace(other, extended=None, validity=None, **base.roofline), vars(sheet))
     roofline = {key: rates.get(key, value) for key, value in base.roofline.items()}
     return {"extended": fitting.errors(steps.extended_s(kernels, one.steps), one.steps.seconds),

@@ -56,7 +56,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     rows = 2 if (sim.belief_factor, sim.belief_noise) != (1.0, 0.0) else 1
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
-    sizes = pool_for(trace, tables, settings, sim, names)._replace(
+    sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
         turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
         weights=0 if weights is None else len(weights))
     if mixed:

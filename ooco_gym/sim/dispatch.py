@@ -418,7 +418,8 @@ def place_new(state, slot, route, evict_hook):
     """Places a request that has just been prefilled, or queues it."""
     queue = s.URGENT if state.requests[slot].urgent else s.OFFLINE
     placed = -1
-    if state.push_queues[queue].head < 0:  # first come, first served
+    stays = state.instances[state.requests[slot].instance].role == s.STRICT
+    if stays or state.push_queues[queue].head < 0:  # first come, first served
         placed = place(state, slot, False, route, evict_hook)
     if placed == UNANSWERED:
         return UNANSWERED

@@ -18,9 +18,11 @@ from ooco_gym.sim.waiting import words_for
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
 
+POOL_TABLES = 2  # times the largest batch, in block tables of an instance of a pool: members, and a prefill
+
 
 def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], sim: SimConfig,
-             names: ContextNames | None = None) -> s.OptionalSizes:
+             names: ContextNames | None = None, mixed: bool = True) -> s.OptionalSizes:
     """Returns the array sizes that a policy's settings, the trace and the cost tables need."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
@@ -34,9 +36,10 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
         blocks = max(*(table.kv_blocks for table in tables), *offloaded_blocks(trace, tables, sim))
-        mixed = "max_num_seqs" in settings
         sizes |= {"tiers": 1 + (mixed and sim.offloading_bytes > 0), "owners": 0 if mixed else n}
-        rows, row_size, index = _kv_sizes(trace, blocks, settings, sim.max_batch, sim.block_tokens)
+        seats = min(settings.get("max_num_seqs", sim.max_batch), sim.max_batch)
+        seats = seats if mixed else POOL_TABLES * sim.max_batch
+        rows, row_size, index = _kv_sizes(trace, blocks, seats, sim.block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
         if sim.retention.order not in (LRU, TASK):
             places = len(tables) << int(blocks).bit_length()  # for each instance a power of two
@@ -57,12 +60,10 @@ def offloaded_blocks(trace: Trace, tables: Sequence[CostTable], sim: SimConfig) 
             for table in tables]
 
 
-def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch: int,
-              block_tokens: int) -> tuple[int, int, int]:
+def _kv_sizes(trace: Trace, blocks: int, tables: int, block_tokens: int) -> tuple[int, int, int]:
     """(Number of block tables, blocks in each, index entries: a power of two, at least twice the
     blocks)."""
-    seats = settings.get("max_num_seqs", 0)  # pools have none: of members, of a prefill and of a suspended one
-    rows = (min(seats, max_batch) if seats else 2 * max_batch) + 1
+    rows = tables + 1
     longest = int((trace.prompt_tokens.astype(np.int64) + trace.output_tokens).max()) if len(trace) else 1
     row_size = min(blocks, -(-(longest + 1) // block_tokens) + 1)
     return rows, row_size, 1 << int(2 * blocks - 1).bit_length()
@@ -148,8 +149,9 @@ def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:
     """Puts all blocks, host memory's too, in the lowest queue in order, except those that the
     engine reserves."""
     config = state.config
-    settings = {"max_num_seqs": int(config.max_num_seqs)}
-    rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], settings, max_batch, int(config.block_tokens))
+    mixed = bool((state.instances["role"] == s.MIXED).all())
+    tables = min(int(config.max_num_seqs), max_batch) if mixed else POOL_TABLES * max_batch
+    rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], tables, int(config.block_tokens))
     config.index_size, config.block_tables, config.blocks_per_table = index, rows, row_size
     reserved = int(config.reserved_blocks)
     state.instances["rows_free"] = rows

@@ -220,9 +220,12 @@ def leave_decodable(state, instance, slot):
 
 @inlined
 def has_capacity(state, instance):
-    """Whether the member and batch lists of an instance can take one more request."""
+    """Whether the member and batch lists of an instance can take one more request; what it prefills joins them."""
     spec = state.instances[instance]
-    return spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended < state.members.shape[2]
+    held = spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended
+    if spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
+        held += spec.running
+    return held < state.members.shape[2]
 
 
 # --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------

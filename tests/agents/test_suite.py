@@ -131,7 +131,7 @@ def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:
     assert main(words) == 0, capfd.readouterr()
     found = json.loads((tmp_path / "benchmarks.json").read_text("utf-8"))["environments"]["packing"]
     assert set(found) == {"cma_linear", "random actions", "base_policy", "level 0.95"}
-    assert len(found["cma_linear"]["curves"][0]) >= 2 and found["cma_linear"]["low"] is not None
+    assert found["cma_linear"]["timesteps"][0] >= 300 and found["cma_linear"]["low"] is not None
     assert summarised(tmp_path / "packing", ["cma_linear"]) == found
     assert main(words) == 0 and "0 of 2 runs are left" in capfd.readouterr().out
     words[words.index("train.window_s=60")] = "train.window_s=-1"

@@ -67,9 +67,9 @@ def test_its_weight_is_one_of_the_rewards(name: str, tmp_path: Path) -> None:
     assert summary["reward_total"] == pytest.approx(-2.0 * summary["interruptions"]) and summary["interruptions"] > 0
     (tmp_path / "mine.yaml").write_text("service: 1.0\ninterrupted: 3.0\n")
     assert own(name, reward=str(tmp_path / "mine.yaml")).config.weights.tolist() == [1.0, *[0.0] * 6, 3.0]
-    with pytest.raises(UserError, match=r"unknown term 'interupted'.*did you mean 'interrupted'"):
+    with pytest.raises(UserError, match=r"unknown key 'interupted'.*did you mean 'interrupted'"):
         own(name, reward={"interupted": 1.0})
-    with pytest.raises(UserError, match="unknown term 'interrupted'"):
+    with pytest.raises(UserError, match="unknown key 'interrupted'"):
         make(COMMON, reward={"interrupted": 1.0})
 
 

@@ -119,7 +119,7 @@ def test_every_interval_holds_its_own_figure(data, seeds, rates):
 
 def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open():
     caching = cell(params={"prefix_caching": "on"})
-    assert caching.full_name("base_pd") == "base_pd"
+    assert caching.full_name("online_priority") == "online_priority"
     assert caching.full_name("vllm_fcfs") == "vllm_fcfs:prefix_caching='on'"
     assert caching.full_name("vllm_fcfs:prefix_caching='off'") == "vllm_fcfs:prefix_caching='off'"
     full = caching.full_name("vllm_fcfs:max_num_seqs=8")

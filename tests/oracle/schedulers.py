@@ -127,7 +127,9 @@ def set_tables(state: s.State, tables: dict[str, Any]) -> None:
         own[both] = value[both]
     for key in _FIELDS:
         if key in tables or key not in SHARED:  # recorded tables may be older than what is shared
-            state.tables[key][0] = tables[key]
+            value, own = np.asarray(tables[key]), state.tables[key]
+            own[0] = 0  # a recorded table has fewer roofs than there is room for
+            own[(0, *map(slice, value.shape))] = value
 
 
 def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, tuple[Any, ...]]:

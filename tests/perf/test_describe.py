@@ -80,5 +80,5 @@ def test_throughput_batch_is_limited_by_memory():
     assert colocated_throughput(small).batch == small.kv_tokens // (1512.30 + 98.75)
     with pytest.raises(UserError, match="not one request"):
         colocated_throughput(small, prompt_tokens=50_000)
-    with pytest.raises(UserError, match="output_tokens must be at least 1"):
+    with pytest.raises(UserError, match="output_tokens=0 must be a number of at least 1"):
         colocated_throughput(small, output_tokens=0)

@@ -70,7 +70,7 @@ def test_a_machine_without_peer_access_is_asked_after_and_has_its_own_all_reduce
     assert allreduce_s(two("pcie5"), 1e6) == pytest.approx(18.53e-6 + 1e6 / 15.12e9)
     assert allreduce_s(two(), 1e6) < 0.6 * allreduce_s(two("pcie5"), 1e6)
     assert "those of link 'pcie5'" in " ".join(two("pcie5").remarks)
-    with pytest.raises(UserError, match="field 'link' must be one of"):
+    with pytest.raises(UserError, match="link=pcie6 must be one of"):
         two("pcie6")
 
 

@@ -246,5 +246,5 @@ def test_the_summary_says_what_was_loaded() -> None:
 
 
 def test_a_cluster_needs_a_size_of_at_least_nothing() -> None:
-    with pytest.raises(UserError, match="kv_offloading_gib=-1 must be from 0 to 999999"):
+    with pytest.raises(UserError, match="kv_offloading_gib=-1 must be a number from 0 to 999,999"):
         Cluster.load({"name": "small", "model": "qwen2_5_7b", "mixed": [{"chip": "h100"}], "kv_offloading_gib": -1})

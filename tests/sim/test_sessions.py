@@ -159,7 +159,7 @@ def test_think_times_that_are_drawn_are_those_of_every_policy(tmp_path: Path) ->
     assert runs[0].summary["sessions"]["think"] == "lognormal, median 0.5 s, sigma 1"
     with pytest.raises(UserError, match=r"does not say how long 40 of 40 turns wait .*workload.think_s=5.0"):
         Simulation(scenario(path), "deadline")
-    for wrong, said in (({"think_s": -1}, "think_s' must be a finite number >= 0"),
+    for wrong, said in (({"think_s": -1}, "think_s=-1 must be a number of seconds from 0"),
                         ({"sessions": "shut"}, "open .* or"),
                         ({"think_s": {"mean": 3}}, "unknown key 'mean'"),
                         ({"sessions": "open", "think_s": 3}, "closed")):
