@@ -13,7 +13,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.config import SimConfig
 from ooco_gym.sim.policy_context import PREFILL_ENTRIES
-from ooco_gym.sim.retention import BELADY, LRU, RULED, TASK, Retention, history, next_uses, retained_size
+from ooco_gym.sim.retention import BELADY, LRU, RULED, TASK, TTL, Retention, history, next_uses, retained_size
 from ooco_gym.sim.waiting import words_for
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
@@ -98,6 +98,8 @@ def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, rete
     if state.config.kv_priority and retention.order not in (LRU, TASK):
         raise UserError("kv_priority=task has its own eviction order: give kv_priority=lru or the cluster's "
                         "retention=lru")
+    if retention.order == TTL and (state.instances["role"] != s.MIXED).any():
+        raise UserError("retention=ttl holds blocks on mixed instances alone: give relaxed and strict ones another one")
     if retention.order == TASK:
         state.config.kv_priority, retention = 1, Retention()
     state.config.retention = retention.order
