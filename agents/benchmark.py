@@ -176,9 +176,9 @@ def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
 def _curve(run: Path) -> list[list[float]]:
     """Decisions, and the reward a second of sampled actions since the update before, of a run's progress.csv."""
     with open(run / PROGRESS, encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["time/total_timesteps"]]
+        rows = [row for row in csv.DictReader(file) if row.get("time/total_timesteps")]  # not those of validations
     rewards = np.zeros(len(rows))
-    for key in rows[0]:
+    for key in rows[0] if rows else ():
         if key.startswith("reward/") and key.endswith("_per_s"):
             rewards += np.array([row[key] for row in rows], float)
     return [[int(row["time/total_timesteps"]), round(reward, 4)] for row, reward in zip(rows, rewards, strict=True)]

@@ -97,7 +97,7 @@ class Either:
 Positive = Annotated[float, Range(0, above=True)]
 Amount = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
-Count = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1, 10**12)]  # more is a slip, and nothing would end it
 Seconds = Annotated[float, Range(0, unit="seconds", above=True)]
 
 

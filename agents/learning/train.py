@@ -17,8 +17,6 @@ from agents.search.optimisers import is_linear, is_search
 from agents.settings import ItsOwn, NoLimit, Seed, Windows, group, require
 from ooco_gym.schema import Count, Range, Share, check_all, plain
 
-Decisions = Annotated[int, Range(1, 10**12)]  # of a run: memory does not grow with them, but time does
-
 
 def main(cfg: Any) -> dict[str, Any]:
     """Trains and returns the summary; the folder `cfg.out` then has all that evaluate and export need.
@@ -73,7 +71,7 @@ def _check(config: Mapping[str, Any]) -> None:
     """Checks a user's values."""
     if not is_linear(group(config, "agent")):
         check_agent(group(config, "agent"))
-    check_all(config, total_timesteps=Decisions, seed=Seed, threads=Count, max_wall_s=NoLimit, window_s=ItsOwn,
+    check_all(config, total_timesteps=Count, seed=Seed, threads=Count, max_wall_s=NoLimit, window_s=ItsOwn,
               checkpoint_every_s=Annotated[float, Range(0, above=True, null="no time limit")])
     validation = plain(config.get("validation") or {})
     if validation.get("windows"):

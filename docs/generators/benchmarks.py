@@ -44,7 +44,7 @@ def body(record: Mapping[str, Any]) -> str:
 def picture(record: Mapping[str, Any]) -> str:
     """A small plot an environment: rewards a second while learning, a line a seed."""
     plots = [(name, _lines(curves)) for name, policies in record["environments"].items()
-             if (curves := policies["maskable_ppo"]["curves"])]
+             if (curves := [one for one in policies["maskable_ppo"]["curves"] if len(one) >= SMOOTHED])]
     return rendered(TEMPLATES / "benchmarks.svg.j2", plots=plots, width=WIDTH, height=HEIGHT)
 
 

@@ -25,10 +25,10 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
     agent = train_config(tmp_path)["agent"]
     lagrangian = composed("train", "agent=pid_lagrangian")["agent"]["lagrangian"]
     for change, words in (
-        ({"scale_decisions": 0}, "agent.scale_decisions=0 must be a whole number of at least 1"),
+        ({"scale_decisions": 0}, "agent.scale_decisions=0 must be a whole number from 1 to 1,000,000,000,000"),
         ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping"),
         ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must be a number above 0 and"),
-        ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs=0 must be a whole number of at least 1"),
+        ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs=0 must be a whole number from 1 to"),
         ({"lagrangian": {**lagrangian, "integral": -1.0}}, "agent.lagrangian.integral=-1.0 must be"),
         ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing=1 must be a number from"),
     ):
