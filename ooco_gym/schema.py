@@ -233,7 +233,7 @@ def check(kind: Any, what: str, value: Any) -> Any:
     Raises:
         UserError: it is not that.
     """
-    base, args, rule = _parts(kind)
+    base, args, rule = parts_of(kind)
     if base in (Union, UnionType):
         if value is None and NoneType in args:
             return None
@@ -263,7 +263,7 @@ def check_all(values: Mapping[str, Any], where: str = "", **expected: Any) -> No
         check(kind, at(where, key), values.get(key))
 
 
-def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], Any]:
+def parts_of(kind: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """The type of an annotation, its arguments, and its range."""
     base, args, rule = get_origin(kind), get_args(kind), None
     if base is Annotated:
@@ -274,7 +274,7 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], Any]:
 
 def _words(kind: Any) -> str:
     """What an annotation expects, in words."""
-    base, args, rule = _parts(kind)
+    base, args, rule = parts_of(kind)
     if base in (Union, UnionType):
         return f"{_words(next(one for one in args if one is not NoneType))}, or null"
     if base is tuple:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 from omegaconf import OmegaConf
 
+from docs.generators.schemas import documents
 from ooco_gym.cli.config import OocoSource
+from ooco_gym.documents import parse_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -57,3 +61,15 @@ def test_mistakes_in_extends_are_named(tmp_path: Path, parent: str, words: tuple
 def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("a: 5e+15\nb: [1e-4, 2E3]\nc: 7690f12\nd: e5\n")
     assert load_yaml("chip", tmp_path / "mine.yaml") == {"a": 5e15, "b": [1e-4, 2000.0], "c": "7690f12", "d": "e5"}
+
+
+@pytest.mark.parametrize(("path", "text"), documents().items(), ids=[path.stem for path in documents()])
+def test_editors_find_no_mistake_in_what_is_shipped(path: Path, text: str) -> None:
+    assert path.read_text("utf-8") == text, "python -m docs.generators.schemas"
+    validator, files = Draft202012Validator(json.loads(text)), [*(conf_root() / path.stem).glob("*.yaml")]
+    texts = [file.read_text("utf-8") for file in files]
+    marked = [one for one in texts if f"# yaml-language-server: $schema=../schema/{path.name}\n" in one]
+    assert path.stem == "agent" or marked == texts, "each names its schema"
+    for one in marked:
+        assert not [*validator.iter_errors(parse_yaml(one))]
+        assert not validator.is_valid({**parse_yaml(one), "of_none": 1})

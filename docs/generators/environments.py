@@ -68,7 +68,7 @@ class Shown:
     def _read_file(self) -> None:
         """Reads the comments that the environment's file begins with, and the keys that differ between environments."""
         text = (conf_root() / "env" / f"{self.short}.yaml").read_text(encoding="utf-8")
-        first, *others = re.findall(r"^# (.*)$", text.partition("\nscenario:")[0], re.MULTILINE)
+        first, *others = re.findall(r"^# (?!yaml-)(.*)$", text.partition("\nscenario:")[0], re.MULTILINE)
         self.decision, self.regime = re.sub(r"^\S+: | \(docs\S+\)$", "", first), " ".join(others)
         blocks = re.split(r"^(?=\w+:)", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
         self.settings = "\n".join(block.rstrip() for block in blocks if block.partition(":")[0] in SHOWN)

@@ -107,7 +107,7 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
 
 
 @dataclass(frozen=True)
-class _Keys(Model):
+class GeneratorKeys(Model):
     """Keys of a generator that a client may have, too."""
 
     mean_rate_per_s: Annotated[float, Range(0, 1e5, "requests a second", above=True)]
@@ -124,7 +124,7 @@ class _Keys(Model):
     scale: Annotated[float, Range(0, 1e4)] = 1.0
 
 
-_KEYS = tuple(kinds(_Keys))
+_KEYS = tuple(kinds(GeneratorKeys))
 _CLIENT_KEYS = ("share", *_KEYS[1:-3])
 SPEC_KEYS = (*NOTES, *_USE, *_KEYS[:-1])
 
@@ -134,7 +134,7 @@ def _parse(values: Mapping[str, Any], title: str, name: str) -> WorkloadSpec:
         if is_set(values.get(key)):
             raise UserError(f"{at(title, key)} has no effect on a generator: leave it out, or give the trace file or "
                             "the mix in its place (workload.path=FILE, workload=A+B)")
-    keys = _Keys.read({key: value for key, value in values.items() if value is not None}, title, SPEC_KEYS)
+    keys = GeneratorKeys.read({key: value for key, value in values.items() if value is not None}, title, SPEC_KEYS)
     demand(len(keys.tide) == 24 and sum(keys.tide) > 0, at(title, "tide"), keys.tide,
            "a list of 24 numbers with a sum above 0")
     parts = BLOCK_S / keys.batch_s if keys.batch_s > 1e-6 else 0.5
@@ -147,7 +147,7 @@ def _parse(values: Mapping[str, Any], title: str, name: str) -> WorkloadSpec:
                         _sharing(keys, at(title, "sharing"), lengths), _clients(keys, values, title, name), keys.scale)
 
 
-def _clients(keys: _Keys, values: Mapping[str, Any], title: str, name: str) -> tuple[WorkloadSpec, ...]:
+def _clients(keys: GeneratorKeys, values: Mapping[str, Any], title: str, name: str) -> tuple[WorkloadSpec, ...]:
     """Returns the clients' workloads, each with its share of the rate; defaults are the whole workload's."""
     shares = client_shares(keys.clients, title, _CLIENT_KEYS)
     common = {key: values[key] for key in _KEYS if key in values and key not in ("clients", "scale")}
@@ -174,7 +174,7 @@ def client_shares(clients: Sequence[Mapping[str, Any]], where: str, known: Itera
     return shares
 
 
-def _sharing(keys: _Keys, where: str, lengths: LengthModel) -> Chat | Groups | None:
+def _sharing(keys: GeneratorKeys, where: str, lengths: LengthModel) -> Chat | Groups | None:
     if keys.sharing is None:
         return None
     chat = form_of(keys.sharing, where) == "chat"
