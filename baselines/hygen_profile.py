@@ -105,7 +105,6 @@ def alone(scenario: Played) -> Played:
 
 
 def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
-    """The scenarios of the test runs."""
     known = scenario.resolve()
     length_s = min(known.duration_s, float(values["profile_duration_s"]))
     shorter = scenario.with_(duration_s=length_s)

@@ -130,7 +130,6 @@ def affine(state, slot):
 
 @inner
 def score_by_rule(state, slot):
-    """Writes the score of each instance."""
     p, rule = state.params, np.int64(state.params[Q.rule])
     pace_s = v.mean_of(state, v.PACE_S)
     for instance in range(state.config.relaxed_count):

@@ -63,7 +63,6 @@ class Planner:
         return replace(self.bench, scenario=self.bench.scenario.with_(cluster=sized(self.bench.scenario, size)))
 
     def sustained(self, size: Size) -> Crossing:
-        """Returns what a size sustains."""
         return self.on(size).search(self.policy)
 
     def best(self, instances: int, rate: float) -> Sized:

@@ -20,7 +20,6 @@ class BesideFinder(MetaPathFinder):
     """Asked last: finds what the first package of a name lacks in our folder, and in others on Python's path."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Finds a module of `PACKAGES`."""
         package = fullname.split(".")[:-1]
         places = [os.path.join(place, *package) for place in (str(ROOT), *sys.path)]
         return PathFinder.find_spec(fullname, places) if package and package[0] in PACKAGES else None

@@ -131,7 +131,6 @@ class Scenario(Model):
         return changed
 
     def load_cluster(self) -> Cluster:
-        """The cluster, loaded."""
         return Cluster.load(self.cluster)
 
     def on_kind(self, mixed: bool) -> Scenario:
@@ -360,7 +359,6 @@ class ResolvedScenario:
 
     @property
     def rate_scale(self) -> float:
-        """The factor on the online rate."""
         return self.scale[0]
 
     @property

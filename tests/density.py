@@ -64,7 +64,6 @@ def _own_imports(function: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def found() -> list[Found]:
-    """All that the packages have."""
     listed = subprocess.run(["git", "ls-files", *(f"{one}/*.py" for one in PACKAGES)], cwd=ROOT, capture_output=True,
                             text=True, check=True).stdout
     places: list[Found] = []

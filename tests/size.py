@@ -21,7 +21,6 @@ class Row(NamedTuple):
 
     @property
     def lines(self) -> int:
-        """The lines of all files."""
         return sum(self.files.values())
 
 
@@ -42,7 +41,6 @@ def rows() -> Iterator[Row]:
 
 
 def main() -> None:
-    """Prints the rows."""
     for row in rows():
         print(f"{row.folders:42} {row.lines:>7,} of {row.budget:>6,} {len(row.files):>4} files")
 

@@ -21,7 +21,6 @@ NOT_MODULES = ("ooco_gym.policies", "ooco_gym.commands", "baselines.shortest_fir
 
 
 def pages_of(nav: object) -> list[str]:
-    """The pages of a part of the navigation."""
     if isinstance(nav, str):
         return [nav]
     values = nav.values() if isinstance(nav, dict) else nav

@@ -17,7 +17,6 @@ SIMULATE = ("simulate", "policy=ooco", "duration_s=60", "rate_scale=0.01")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one sentence that a command ends in."""
     assert main([*words, "out=OUT"]) == 2
     said = capsys.readouterr().err
     assert said.count("error:") == 1 and "Traceback" not in said and "\x1b" not in said, said

@@ -222,7 +222,6 @@ def test_nothing_is_learned_from_what_is_no_number(tmp_path: Path, monkeypatch: 
 
 
 def exits(code: Any) -> None:
-    """Ends the process."""
     raise SystemExit(code)
 
 

@@ -41,7 +41,6 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Touches:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one sentence that a command ends in."""
     assert main([*words, "out=OUT"]) == 2
     said = capsys.readouterr().err
     assert said.count("error:") == 1 and "Traceback" not in said, said

@@ -97,7 +97,6 @@ class GymnasiumVecEnv(VecEnv):
 
     @property
     def latest(self) -> Any:
-        """The latest observations of all places."""
         return self._observations
 
     def info_keys(self, prefix: str = "") -> list[str]:
@@ -117,7 +116,6 @@ class GymnasiumVecEnv(VecEnv):
         self.env.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """The rendered image of each place."""
         frames: Any = self.env.render()
         return [None] * self.num_envs if frames is None else list(frames)
 

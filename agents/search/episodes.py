@@ -144,7 +144,6 @@ class Search:
         self._share = 0.0  # progress of a generation by one window
 
     def _fields(self, conditions: Sequence[Mapping[str, Any]]) -> list[Field]:
-        """The windows of training and validation."""
         env, agent = dict(self.config["env"]), self.agent
         check_ours(env, "search")
         changes = {"window_s": self.config["window_s"], "warmup_s": agent["warmup_s"]}

@@ -87,7 +87,6 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
 
 
 def validity(rows: Rows) -> dict[str, Any]:
-    """Returns the largest measured sizes."""
     attention = rows.select(np.isin(rows.kind, ("attn_prefill", "attn_decode")))
     sizes = {"max_tokens": rows.of_kind("gemm")["n_tokens"], "max_batch": rows.of_kind("attn_decode")["batch"],
              "max_context": attention["context_len"]}

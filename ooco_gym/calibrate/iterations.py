@@ -133,7 +133,6 @@ def held_out(rows: Iterations) -> dict[str, float]:
 
 
 def select(rows: Iterations, which: np.ndarray) -> Iterations:
-    """Returns the iterations of a mask."""
     return {name: values[which] for name, values in rows.items()}
 
 

@@ -203,7 +203,6 @@ def _gemm_fp8_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _fp8(chip: ChipSpec) -> ChipSpec:
-    """Returns the chip with its 8-bit peak."""
     return replace(chip, peak_flops_per_s=max(chip.peak_fp8_flops_per_s, chip.peak_flops_per_s))
 
 

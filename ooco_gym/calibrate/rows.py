@@ -70,7 +70,6 @@ class Rows:
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Concatenates rows."""
         if not parts:
             return cls.of(Path("nothing"), 1, 0)
         columns = {}
@@ -90,7 +89,6 @@ class Rows:
         return 1e-6 * self._columns["time_us"]
 
     def select(self, which: np.ndarray) -> Rows:
-        """Returns the rows of a mask or of indices."""
         return Rows({name: values[which] for name, values in self._columns.items()})
 
     def with_columns(self, **columns: Any) -> Rows:
@@ -106,7 +104,6 @@ class Rows:
         return np.array([kinds.get(name, name) for name in names], dtype=object)
 
     def of_kind(self, kind: str) -> Rows:
-        """Returns the rows of one operator."""
         return self.select(self.kind == kind)
 
     def distinct(self, *columns: str) -> np.ndarray:

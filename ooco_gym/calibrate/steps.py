@@ -62,7 +62,6 @@ class Architecture(NamedTuple):
 
     @property
     def gemms(self) -> list[tuple[float, float]]:
-        """Shapes of the linear layers."""
         return [(item.d_in, item.d_out) for item in self.dense if item.kind in ("gemm", "gemm_fp8")]
 
     @property
@@ -81,7 +80,6 @@ class Architecture(NamedTuple):
         return (LATENT[0] + self.bits, LATENT[1] + self.bits) if self.latent else ("attn_prefill", "attn_decode")
 
     def kernels(self, phases: Iterable[str]) -> set[str]:
-        """Returns the kernels that its iterations use."""
         found = {"gemm" if item.kind == "lm_head" else item.kind for item in self.dense}
         found |= {f"latent_{phase}" if self.latent else f"{phase}_attention" for phase in phases}
         return found | ({"gemm" + self.bits} if self.latent else set())
@@ -114,7 +112,6 @@ class Steps:
         return self.batch * self.q
 
     def select(self, which: np.ndarray) -> Steps:
-        """Returns the iterations of a mask."""
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAYS})
 
 
@@ -356,7 +353,6 @@ def chip_roofline(chip: ChipSpec) -> dict[str, float]:
 
 
 def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str, float] | None = None) -> Fitted:
-    """Fits the roofline to iterations."""
     phases = {"prefill": steps.prefill.any(), "decode": (~steps.prefill).any()}
     free = [item for item in roofline_free(chip) if phases.get(item.name.partition("_")[0], True)]
     free = started(free, start)

@@ -64,7 +64,6 @@ def gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
 
 
 def prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
-    """Returns times of prefill attention."""
     found = np.empty(len(rows))
     for index, heads in _heads(rows):
         found[index] = attention_s(p, heads, "prefill", *_sizes(rows, index))
@@ -72,7 +71,6 @@ def prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
 
 
 def decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
-    """Returns times of decode attention."""
     found = np.empty(len(rows))
     for index, heads in _heads(rows):
         found[index] = attention_s(p, heads, "decode", *_sizes(rows, index))

@@ -349,7 +349,6 @@ def check_value(key: str, value: Any, default: Any) -> None:
 
 
 def _kind_of(value: Any) -> str:
-    """Returns the kind of a value, in words."""
     return next(name for one, name in KINDS if isinstance(value, one))
 
 

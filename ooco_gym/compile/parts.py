@@ -142,7 +142,6 @@ class WholeCompiler(CompilerBase):
     lowering = WholeLowering
 
     def define_pipelines(self) -> list[Any]:
-        """Returns the one pipeline."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         place = next(i for i, (one, _) in enumerate(passes.passes) if one is NativeLowering)
         passes.passes[place] = (self.lowering, "lowering")

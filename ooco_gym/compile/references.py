@@ -47,7 +47,6 @@ class ReferenceAttributes(AttributeTemplate):
     key = Reference
 
     def generic_resolve(self, value: Reference, attr: str) -> Any:
-        """Type of an attribute."""
         if attr in value.target.fields:
             return value.target.types[value.target.fields.index(attr)]
         return None

@@ -165,7 +165,6 @@ def offer_times(state, buffers, i):
 
 @step_kernel
 def answer_times(state, buffers, i):
-    """Composes the iteration."""
     actions, levels, instance = buffers.actions[i], buffers.levels, state.pending.instance
     tpot_ps = state.config.default_tpot_ps
     if buffers.settings[b.BOX]:

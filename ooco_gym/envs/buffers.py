@@ -82,7 +82,6 @@ class StepBuffers(NamedTuple):
 def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: tuple[int, int] = (1, 1),
                   actions: int | None = None, decisions: int = 1, cluster: int = 1, features: int = 1,
                   instances: int = 1, own_terms: int = 0, own_features: int = 0) -> StepBuffers:
-    """Allocates zeroed buffers."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),

@@ -129,7 +129,6 @@ def offer_targets(state, buffers, i):
 
 @step_kernel
 def answer_target(state, buffers, i):
-    """Returns the engine."""
     return buffers.chosen[i, buffers.actions[i, 0] - b.FIXED]
 
 

@@ -231,7 +231,6 @@ def offer(state, buffers, i):
 
 @inner
 def note_illegal(buffers, i):
-    """Counts an illegal action."""
     buffers.status[i, b.WAS_ILLEGAL] = 1
     buffers.status[i, b.ILLEGALS] += 1
     buffers.settings[b.ANY_ILLEGAL] = 1.0
@@ -258,7 +257,6 @@ def answer_of(state, buffers, i):
 
 @inlined
 def own_answer(state, buffers, i):
-    """Returns the answer for a legal action."""
     kind, action = buffers.status[i, b.KIND], buffers.actions[i, 0]
     theirs = b.ILLEGAL if buffers.settings[b.BOX] else b.BASE_ACTION
     if kind != b.CONTROL and action == theirs:

@@ -95,7 +95,6 @@ def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
-    """Returns the single numbers as sentences."""
     capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
     tokens = saturation["prefill_tokens"]
     prefill_from = (f"Prefill saturates at {tokens} tokens: from there on" if tokens

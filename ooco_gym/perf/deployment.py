@@ -129,7 +129,6 @@ class Deployment(Model):
 
     @property
     def form(self) -> TimingForm:
-        """The timing form for its chip."""
         return timing_form(self.timing).on(self.chip)
 
     @property
@@ -179,7 +178,6 @@ class Deployment(Model):
 
     @property
     def card_bytes(self) -> float:
-        """Memory of one chip by the account."""
         real = self.chip.device_memory_bytes if self.memory == "vllm" else 0.0
         return real or self.chip.memory_bytes
 

@@ -121,7 +121,6 @@ class ModelSpec(Model):
 
     @property
     def expert_bytes(self) -> float:
-        """Bytes of a weight of the experts."""
         return self.expert_dtype_bytes or self.linear_bytes
 
     @property
@@ -163,7 +162,6 @@ class ModelSpec(Model):
 
     @property
     def expert_weights(self) -> int:
-        """Number of weights of all experts."""
         return self.expert_layers * self.experts * (2 + self.gated_mlp) * self.hidden * self.expert_intermediate
 
     @property
@@ -202,7 +200,6 @@ class ModelSpec(Model):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
         rest = self.parameters - self.linear_weights - self.expert_weights
         return round(self.linear_weights * self.linear_bytes + self.expert_weights * self.expert_bytes
                      + rest * self.dtype_bytes)

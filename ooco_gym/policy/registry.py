@@ -123,7 +123,6 @@ def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
 
 
 def module_of(name: str) -> str:
-    """The module of a policy of this package."""
     return str(load_yaml("policy", name).get("module", "")).partition(":")[0]
 
 

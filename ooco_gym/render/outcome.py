@@ -68,7 +68,6 @@ class Outcome:
 
     @cached_property
     def found(self) -> dict[str, dict[str, Row]]:
-        """The rows by policy and metric."""
         found: dict[str, dict[str, Row]] = {}
         for row in self.rows:
             found.setdefault(row["policy"], {})[row["metric"]] = row
@@ -117,7 +116,6 @@ class Outcome:
                      f"{heading(LATE)}, ≤ 0.01 at the edge", heading(self.served), "x", xaxis_range=[-2, 2])]
 
     def show(self) -> None:
-        """Prints the outcome."""
         console().print(self.answer(), highlight=False)
         for table in self.tables():
             table.turned().show()

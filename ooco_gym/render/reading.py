@@ -22,7 +22,6 @@ EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.r
 
 
 def compared(summary: Row, config: Row) -> Outcome:
-    """Returns the outcome of a summary of `compare`."""
     rows, seeds = summary["results"], summary["seeds"]
     # More seeds of a trace would replay the same requests.
     intervals = "" if summary.get("played") and len(seeds) == 1 else interval_words(len(seeds))

@@ -67,7 +67,6 @@ def table(kind: str, name: str, values: Any) -> str:
 
 
 def text_table(name: str, words: Sequence[str]) -> str:
-    """Returns a constant array of strings."""
     said = ",\n    ".join(f'"{_ascii(word)}"' for word in words)
     return f"const char *const {name}[{len(words)}] = {{\n    {said}}};\n"
 

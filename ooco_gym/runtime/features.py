@@ -50,7 +50,6 @@ class ArrivalRates:
         self.rates, self.last_s = dict.fromkeys(HORIZONS_S, 0.0), now_s
 
     def arrived(self, now_s: float) -> None:
-        """Records an online arrival."""
         passed_s = max(0.0, now_s - self.last_s)     # the clock may be set back
         for horizon in HORIZONS_S:
             faded = self.rates[horizon] * steady(math.exp(-passed_s / horizon))
@@ -66,7 +65,6 @@ class Blocks:
         self._counts = {length: [0, 0] for length in BLOCKS_S}
 
     def arrived(self, now_s: float) -> None:
-        """Records an online arrival."""
         self._add(now_s, 1, 0)
 
     def missed(self, now_s: float) -> None:

@@ -149,7 +149,6 @@ class ArrayScorer:
         return context, offered * there[:, :, None], there
 
     def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
-        """Returns actions and logits."""
         w, sizes = self._w, self.sizes
         context, offered, there = self._seen(cluster, candidates, mask, decision)
         own = offered @ w["embed.weight"] + (context @ w["context.weight"] + w["embed.bias"])[:, None]

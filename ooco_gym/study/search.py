@@ -40,7 +40,6 @@ class Limits:
     kept_up_service: float = KEPT_UP_SERVICE
 
     def words(self) -> str:
-        """Returns the limits in a sentence."""
         late = f"at most {percent(self.violations)} of the online requests violate their SLOs"
         kept = [f"{percent(share, 0)} {of}" for share, of in (
             (self.kept_up, "of the requests are completed in it (those in progress at its edges count by their "

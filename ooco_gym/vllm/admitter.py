@@ -44,7 +44,6 @@ class Admitter(Compiled):
         self._due_s = 0.0
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """Returns the next iteration."""
         if not 0.0 < self._due_s - engine.now_s <= self.values["refresh_s"]:     # due, or the clock was set back
             self._kept = []
         ranked = Ranked(engine.offline, self._kept, lambda left, count: self._look(engine, left, count))

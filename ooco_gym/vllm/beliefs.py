@@ -90,7 +90,6 @@ class Belief:
                 work + new * reach)
 
     def latency(self, sums: Sums) -> float:
-        """Returns the seconds of an iteration."""
         return float(self._factors @ self.parts(sums)) if sums[0] else 0.0
 
     def parts(self, sums: Sums) -> np.ndarray:

@@ -324,7 +324,6 @@ class Adjuster:
         self._blocks = Blocks()
 
     def arrived(self, now_s: float) -> None:
-        """Records an online arrival."""
         self._kept(now_s).arrived(now_s)
         self._blocks.arrived(now_s)
 

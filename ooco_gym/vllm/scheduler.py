@@ -106,7 +106,6 @@ class Waiting(RequestQueue):
         self._insert(request, self._front)
 
     def prepend_requests(self, requests: Iterable[EngineRequest]) -> None:
-        """Puts requests back one by one."""
         for request in list(requests):
             self.prepend_request(request)
 
@@ -136,7 +135,6 @@ class Waiting(RequestQueue):
             self._remove(request)
 
     def __bool__(self) -> bool:
-        """Returns whether there is a next request."""
         if self._shown is not None:
             return bool(self._shown)
         return any(self.lines.values())
@@ -237,7 +235,6 @@ class OocoScheduler(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Composes the next iteration."""
         now = time.time()
         self._ooco_reread(now)
         for request in [one for one in self.deferred_waiting if self._is_blocked_waiting_status(one.status)]:
@@ -253,7 +250,6 @@ class OocoScheduler(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        """Records the end of an iteration."""
         now = time.time()
         self._ooco_in_flight.record_end(scheduler_output, now)
         awaited = [request for name in scheduler_output.num_scheduled_tokens

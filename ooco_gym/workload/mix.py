@@ -140,7 +140,6 @@ def is_trace_file(source: str) -> bool:
 
 
 def is_file(text: str) -> bool:
-    """Returns whether a text is the path of a file."""
     try:
         return Path(text).is_file()
     except OSError:  # for example a name too long for the file system

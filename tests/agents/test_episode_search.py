@@ -34,7 +34,6 @@ from ooco_gym.study.population import OUTCOME, REFUSED, Candidate, PlayedWindow,
 
 
 def agent(name="cma", **changes):
-    """A search of seconds."""
     own = {"policy": "adaptive_deadline", "weights": ["*:constant"], "generations": 3, "windows": 4, "threads": 2,
            "halving": {"first": 2, "keep": 0.5}, "population": 6,
            "validation": {"windows": 4, "every": 2, "patience": 2}}

@@ -73,7 +73,6 @@ def recorded_looks(count):
 
 
 def in_torch(arrays, x):
-    """The linear layer of a bundle."""
     torch = pytest.importorskip("torch")
     layer = torch.nn.Linear(x.shape[-1], len(arrays["bias"]), dtype=torch.float64)
     layer.load_state_dict({key: torch.as_tensor(arrays[key]) for key in ("weight", "bias")})

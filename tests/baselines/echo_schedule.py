@@ -114,7 +114,6 @@ class Schedule:
         return done
 
     def step(self, now: int) -> dict[int, int]:
-        """One iteration; returns tokens by slot."""
         self.now, self.budget, self.batch = now, int(self.values["max_num_batched_tokens"]), Batch(self.values)
         self.limit, before = LATE, self.preemptions
         self._go_on(online=True)

@@ -29,7 +29,6 @@ PIECES = 4
 
 
 def setup_of(rows: Any = (), **values: Any) -> Setup:
-    """Requests on one mixed instance."""
     return Setup(rows, policy="admitter", values=tuple({"max_num_seqs": 8, **values}.items()), **ONE)
 
 

@@ -65,7 +65,6 @@ def _drawn(handle, slot, draw):
 
 
 def drawn(state: s.State, slot: int, draw: int) -> int:
-    """A drawn output length."""
     handle = s.handle_of(state)
     return _drawn(handle.address, slot, draw)
 

@@ -40,7 +40,6 @@ def setup_of(rows: Any = BUSY, **values: Any) -> Setup:
 
 
 def weighted(folder: Path, rows: Any = BUSY, weights: dict[str, float] | None = None, **values: Any) -> Setup:
-    """The same with weights by column."""
     vector = np.zeros(router.LAYOUT.size)
     for name, value in (weights or {}).items():
         vector[v.COLUMNS.index(name)] = value

@@ -16,7 +16,6 @@ Rows = tuple[tuple[float, int, int, bool], ...]
 
 
 def episode(rows: Rows, kv_tokens: int | None = None, **values: Any) -> Episode:
-    """One instance with blocks of one token."""
     chosen = {"prefix_caching": "off", "max_num_seqs": 63} | values
     return Episode(Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="sglang", kv_tokens=kv_tokens,
                          values=tuple(chosen.items()), rules={"block_tokens": 1}))

@@ -109,5 +109,4 @@ class FakeEngine:
 
 
 def start(settings: dict[str, Any]) -> FakeEngine:
-    """Starts it."""
     return FakeEngine(settings)

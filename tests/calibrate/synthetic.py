@@ -47,7 +47,6 @@ def rows(seed: int = 0, noise: float = 0.01) -> list[dict[str, object]]:
 
 
 def write(path: Path, measurements: list[dict[str, object]]) -> Path:
-    """Writes rows as CSV."""
     names = list(dict.fromkeys(name for row in measurements for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="")

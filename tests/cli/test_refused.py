@@ -124,7 +124,3 @@ def test_a_wrong_configuration_is_refused(words: str, content: str, said: str, t
     lines = [line for line in capfd.readouterr().err.strip().splitlines() if "compil" not in line]  # a first start's
     assert (code, len(lines) <= 2, Path("out").exists()) == (2, True, False), lines
     assert said in lines[-1] and lines[-1].startswith("error: "), lines
-
-
-def test_there_are_sixty() -> None:
-    assert len(CASES) >= 60

@@ -118,7 +118,6 @@ def base_policy(env: Any) -> Any:
 
 
 def at_random(seed: int) -> Callable[[Any], Any]:
-    """Random legal actions."""
     random = np.random.default_rng(seed)
     return lambda env: random_legal(random, env)
 

@@ -49,7 +49,6 @@ def late(study):
 
 @pytest.fixture
 def own(own_folder: Path) -> Path:
-    """A figure of one's own."""
     Path("own.py").write_text(OWN)
     return Path("own.py")
 

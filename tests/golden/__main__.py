@@ -77,7 +77,6 @@ def check_cpus(words: list[str]) -> int:
 
 
 def commit() -> str:
-    """The commit that is checked out."""
     words = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(words, cwd=digests.ROOT, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -52,7 +52,6 @@ def plain(value: Any) -> Any:
 
 
 def group_file(group: str) -> Path:
-    """Where the digests of a group are."""
     return FOLDER / f"{group}.json"
 
 

@@ -75,7 +75,6 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """All runs that are digested."""
     return [*_grid(), *_conditions(), *_commands()]
 
 

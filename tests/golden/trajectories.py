@@ -101,7 +101,6 @@ def arguments(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def make(name: str, **changes: Any) -> Any:
-    """An environment with short episodes."""
     return gym.make(name, disable_env_checker=True, **arguments(name, **changes))
 
 

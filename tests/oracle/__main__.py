@@ -76,7 +76,6 @@ def fuzzed(python: Path, steps: int, seed: int) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The results as a table."""
     if "fuzz" in found:
         return Table("", _FUZZ_HEADER, [_fuzz_cells(row) for row in found["fuzz"]]).markdown()
     return Table("", _HEADER, [_cells(row) for row in found["results"]]).markdown()

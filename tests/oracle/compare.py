@@ -35,7 +35,6 @@ class Agreement:
 
     @property
     def whole(self) -> bool:
-        """Whether everything is the same."""
         return not self.first
 
 

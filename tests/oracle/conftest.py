@@ -17,7 +17,6 @@ from tests.oracle.schedulers import Oracle, pythons
 
 @pytest.fixture(scope="session")
 def tables() -> dict:
-    """The cost tables of the comparison."""
     one = Case(Trace([0.0], [1], [1]), "vllm_fcfs", 10)
     return schedulers.tables_of(schedulers.episode(one)[0])
 

@@ -104,7 +104,6 @@ def read_run(path: Path) -> tuple[Case, Played]:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads an .npz file."""
     with np.load(path) as file:
         return {key: file[key] for key in file.files}
 

@@ -33,7 +33,6 @@ def chip(**changes: Any) -> dict[str, Any]:
 
 
 def deploy(timing: str, model: Any = "llama_3_1_8b", tp: int = 1, **changes: Any) -> Deployment:
-    """A deployment on `chip`."""
     return Deployment.from_config({"chip": chip(**changes), "model": model, "tp": tp, "timing": timing})
 
 

@@ -23,7 +23,6 @@ SKEW = kernels.SkewParameters(decode_s_per_token=7e-8, decode_rows=256.0, mixed_
 
 def chip(mixed: kernels.MixedAttentionParameters | None = MIXED,
          skew: kernels.SkewParameters | None = SKEW) -> ChipSpec:
-    """An RTX 4090 with these kernels."""
     one = load_chip("rtx4090")
     assert one.extended is not None
     return replace(one, extended=replace(one.extended, mixed_attention=mixed, skew=skew))

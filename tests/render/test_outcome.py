@@ -17,7 +17,6 @@ METRICS = [LATE, SERVED]
 
 
 def runs(late, tokens, computed=None, undecided=0.0):
-    """Summaries of one policy, one a seed."""
     return [{"seed": seed, "online": {"violation_rate": rate, "violation_rate_at_most": rate if rate is None
                                       else rate + undecided, "ttft_p99_s": None},
              "offline": {"output_tokens_per_s": float(one), "computed_tokens_per_s": computed}, "instances": []}

@@ -41,7 +41,6 @@ class TableBelief:
 
 
 def described(state: s.State, slot: int) -> Request:
-    """A request of the simulator's."""
     row = state.requests[slot]
     made = int(row["generated_tokens"])
     arrival, ttft, tpot, first = (int(row[name]) / s.PS_PER_S for name in (

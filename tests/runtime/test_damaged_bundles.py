@@ -60,7 +60,6 @@ def test_an_illegal_answer_is_refused_by_every_way_to_ask(tmp_path):
 
 
 def places(node, path=()):
-    """Every place in a document."""
     yield path
     inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, one in inside:

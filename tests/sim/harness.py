@@ -57,7 +57,6 @@ class Setup:
     rules: dict[str, Any] = field(default_factory=dict)
 
     def trace(self) -> Trace:
-        """The requests as a trace."""
         rows = list(self.requests)
         return Trace(arrival_s=np.array([row[0] for row in rows], np.float64),
                      prompt_tokens=np.array([row[1] for row in rows], np.int32),
@@ -67,7 +66,6 @@ class Setup:
                      think_s=np.array([think_s for _, think_s in self.sessions]) if self.sessions else None)
 
     def turns(self, trace: Trace) -> Turns | None:
-        """What waits for what."""
         if self.clients:
             return at_most(trace, self.clients)
         return close_sessions(trace, None, self.seed) if self.sessions else None
@@ -89,7 +87,6 @@ def chip_of(name: str) -> Any:
 
 @cache
 def model_of(name: str) -> Any:
-    """A model, read once."""
     return load_model(name)
 
 
@@ -179,7 +176,6 @@ class Episode:
 
 
 def play(setup: Setup, **options: Any) -> Episode:
-    """Builds and plays an episode."""
     return Episode(setup, **options).play()
 
 

@@ -229,7 +229,6 @@ def check_turns(state: s.State) -> None:
 
 
 def check(state: s.State) -> None:
-    """All of them."""
     check_turns(state)
     check_memory(state)
     check_lists(state)

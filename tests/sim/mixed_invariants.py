@@ -88,7 +88,6 @@ def check_ranks(state: s.State) -> None:
 
 
 def check_mixed(state: s.State) -> None:
-    """All of them."""
     check_ranks(state)
     check_turns(state)
     check_memory(state)

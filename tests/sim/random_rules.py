@@ -29,13 +29,11 @@ def route(view):
 
 @hook(INTERRUPT)
 def interrupt(view):
-    """Stop or keep."""
     return s.STOP if random_below(view.state, STREAM + 1, view.instance, view.request, 0, 2) == 0 else s.KEEP
 
 
 @hook(GATE)
 def gate(view):
-    """Hold, or any candidate."""
     step = view.state.instances[view.instance].steps_begun
     answer = random_below(view.state, STREAM + 2, view.instance, step, view.candidates.size, view.candidates.size + 1)
     return answer if answer < view.candidates.size else s.HOLD
@@ -64,7 +62,6 @@ def compose(view):
 
 @hook(EVICT)
 def evict(view):
-    """Any candidate."""
     step = view.state.instances[view.instance].steps_begun
     return random_below(view.state, STREAM + 4, view.instance, step, view.candidates.size, view.candidates.size)
 

@@ -53,12 +53,10 @@ def put(folder: Path, rows: Rows, kind: str) -> Path:
 
 
 def cell(value: Any) -> str:
-    """A value as a field of a CSV."""
     return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def write(folder: Path, text: str | bytes, name: str = "trace.csv") -> Path:
-    """Writes a file of that content."""
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path

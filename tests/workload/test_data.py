@@ -19,7 +19,6 @@ from tests.workload.files import put
 
 
 def data(folder: Path, *words: str) -> dict[str, Any]:
-    """Runs the command and returns its summary."""
     assert main(["data", *words, f"out={folder / 'out'}"]) == 0
     return json.loads((folder / "out" / "summary.json").read_text())
 

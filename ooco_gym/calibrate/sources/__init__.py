@@ -118,7 +118,6 @@ class Found:
     files: dict[Path, str] = field(default_factory=dict)
 
     def skip(self, reason: str, rows: int) -> None:
-        """Counts skipped rows."""
         if rows:
             self.skipped[reason] = self.skipped.get(reason, 0) + int(rows)
 

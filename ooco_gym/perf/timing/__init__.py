@@ -304,7 +304,6 @@ class TimingForm(ABC):
 
 
 def list_timings() -> list[str]:
-    """Names of all timing forms."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 

@@ -46,7 +46,6 @@ class _Oracle:
         self._factory, self._clock = Factory(), None
 
     def tables(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Takes the cost tables."""
         from .iterations import Clock
         from .play import version
 
@@ -54,7 +53,6 @@ class _Oracle:
         return {"vllm": version()}
 
     def play(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Schedules a case."""
         from .play import play
 
         begun = time.perf_counter()
