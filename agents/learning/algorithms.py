@@ -40,7 +40,7 @@ class Imitation(Model):
 
 
 @dataclass(frozen=True)
-class Lagrangian(Model):
+class LagrangianKeys(Model):
     """A constraint on violations, with the gains of its multiplier."""
 
     requests: Positive
@@ -79,7 +79,7 @@ class Agent(Model):
     target_kl: Positive | None = None
     scale_decisions: Count | None = None
     imitate: Imitation | None = None
-    lagrangian: Lagrangian | None = None
+    lagrangian: LagrangianKeys | None = None
 
 
 def check_agent(agent: Settings) -> None:

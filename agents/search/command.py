@@ -31,7 +31,7 @@ class Halving(Model):
 
 
 @dataclass(frozen=True)
-class Validation(Model):
+class ValidationKeys(Model):
     """Windows of a validation, the generations between two, and how many without gain end the search."""
 
     windows: Annotated[int, Range(2, 1 << 16)]
@@ -71,7 +71,7 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the agent's settings, with defaults from conf/agent/cma.yaml, after checking a user's values."""
     usual, given = load_yaml("agent", "cma"), plain(config["agent"])
     agent = {**usual, **given}
-    for key, kind in (("halving", Halving), ("validation", Validation)):
+    for key, kind in (("halving", Halving), ("validation", ValidationKeys)):
         demand(isinstance(agent[key], Mapping), f"agent.{key}", agent[key], f"a mapping of {', '.join(usual[key])}")
         agent[key] = {**usual[key], **agent[key]}
         kind.read(agent[key], f"agent.{key}")

@@ -27,7 +27,7 @@ _DIGITS = 4  # significant digits of a searched number, so that results can be r
 
 
 @dataclass(frozen=True)
-class Range:
+class Interval:
     """A number that is searched from `low` to `high`; `whole`: an integer; `default`: its value before the search."""
 
     name: str
@@ -70,7 +70,7 @@ class Choice:
         return parts[min(max(int((number + 1) / 2 * len(parts)), 0), len(parts) - 1)]
 
 
-def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range | Choice], dict[str, str]]:
+def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Interval | Choice], dict[str, str]]:
     """Returns the parameters of a policy that are searched by `params`, `space` and `spread` of conf/agent/cma.yaml,
     and why the others are not.
 
@@ -86,7 +86,7 @@ def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range |
             {name: why for name, why in each.items() if isinstance(why, str)})
 
 
-def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Range | Choice | str:
+def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Interval | Choice | str:
     """How a parameter is searched, or the reason why it is not."""
     name, asked, given = param.name, settings["params"], settings["space"] or {}
     if asked is not None and name not in asked:
@@ -113,7 +113,7 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
     return one
 
 
-def _around(param: Param, default: Any, spread: float) -> Range | None:
+def _around(param: Param, default: Any, spread: float) -> Interval | None:
     """A range around the default; None if the number has no scale."""
     if param.usual is not None and (default == 0 or param.low < 0):
         return _scaled(param, default, *param.usual)
@@ -123,14 +123,14 @@ def _around(param: Param, default: Any, spread: float) -> Range | None:
     return _scaled(param, default, max(low, param.low), min(high, param.high))
 
 
-def _scaled(param: Param, default: Any, low: float, high: float) -> Range:
+def _scaled(param: Param, default: Any, low: float, high: float) -> Interval:
     if param.whole:
         low, high = int(low), int(high)
         low = max(low, 1) if high > _FROM_ONE * low else low
-    return Range(param.name, default, low, high, param.whole)
+    return Interval(param.name, default, low, high, param.whole)
 
 
-def _given(param: Param, default: Any, value: Any) -> Range:
+def _given(param: Param, default: Any, value: Any) -> Interval:
     ends = list(value) if isinstance(value, (list, tuple)) else []
     if len(ends) != 2 or not all(map(is_number, ends)) or ends[0] >= ends[1]:
         raise UserError(f"agent.space.{param.name}={value!r} must be [low, high]")
@@ -148,7 +148,7 @@ class Space:
     """
 
     policy: Policy
-    ranges: tuple[Range | Choice, ...]
+    ranges: tuple[Interval | Choice, ...]
     places: np.ndarray
     names: tuple[str, ...]
     left: Mapping[str, str]

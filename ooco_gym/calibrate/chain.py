@@ -19,7 +19,7 @@ from ooco_gym.calibrate.chip import write_tables
 from ooco_gym.calibrate.iterations import (
     CLOCK_FILE,
     CONSTANTS,
-    Fit,
+    EngineFit,
     Timed,
     described,
     doubts,
@@ -86,13 +86,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         print(f"plots: '{out / 'chain.html'}'; the chain's own chip: '{out / 'chip' / 'chip.yaml'}', to be used with "
               "timing=measured")
     if cfg.engine_clock == "fit":
-        figures = described({key: found["clock"][key] for key in CONSTANTS})
-        print(f"host time on top of {chip}, timing={cfg.timing}: {figures}; written: '{out / CLOCK_FILE}', to be used "
-              "as cluster.engine_clock=FILE")
+        host_times = described({key: found["clock"][key] for key in CONSTANTS})
+        print(f"host time on top of {chip}, timing={cfg.timing}: {host_times}; written: '{out / CLOCK_FILE}', to be "
+              "used as cluster.engine_clock=FILE")
     return {"schema": SCHEMA, "measured": str(measured), **found}
 
 
-class Engine(NamedTuple):
+class MeasuredEngine(NamedTuple):
     """A measured engine: `engine.json`, the designed iterations, its cluster in the simulator, its
     chip's folder, the fit and its errors."""
 
@@ -100,11 +100,11 @@ class Engine(NamedTuple):
     rows: dict[str, np.ndarray]
     cluster: dict[str, Any]
     chip: Path
-    fitted: Fit
+    fitted: EngineFit
     fit: dict[str, Any]
 
 
-def fitted_engine(measured: Path, out: Path) -> Engine:
+def fitted_engine(measured: Path, out: Path) -> MeasuredEngine:
     """Fits a measurement, and writes its chip with `latency.json` for the scheduler inside vLLM.
 
     Raises:
@@ -121,10 +121,11 @@ def fitted_engine(measured: Path, out: Path) -> Engine:
     cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
                "max_batch": facts["max_num_seqs"], "engine_clock": asdict(mode_of(facts)),
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
-    return Engine(facts, rows, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
+    return MeasuredEngine(facts, rows, cluster, chip.parent, fitted,
+                          {"all": errors(fitted, rows), "held_out": held_out(rows)})
 
 
-def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tuple[dict[str, Any], Timed]:
+def with_chip(own: MeasuredEngine, chip: str, timing: str, clock: Any, out: Path) -> tuple[dict[str, Any], Timed]:
     """Returns the cluster on a chip that was fitted elsewhere, and its times.
 
     The clock `fit` is fitted to the designed iterations and written to `out`.
@@ -163,7 +164,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
     """
     own = fitted_engine(measured, out)
     engine, cluster, fit = own.facts, own.cluster, own.fit
-    fitted: Fit | Timed = own.fitted
+    fitted: EngineFit | Timed = own.fitted
     if chip is not None:
         cluster, fitted = with_chip(own, chip, timing, clock, out)
         clock, fit = asdict(fitted.clock), {"all": errors(fitted, own.rows), "held_out": {}}

@@ -42,32 +42,32 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
         UserError: the device is no known chip, and the given values are not a complete datasheet.
     """
     if isinstance(given, str):
-        raise UserError(f"chip={given}: expected datasheet figures, such as chip.memory_bytes=96e9; base={given} takes "
+        raise UserError(f"chip={given}: expected datasheet values, such as chip.memory_bytes=96e9; base={given} takes "
                         "those of a chip")
-    figures = {str(key): value for key, value in given.items() if value is not None}
-    for key in figures:
+    values = {str(key): value for key, value in given.items() if value is not None}
+    for key in values:
         if key not in DATASHEET and key not in ("title", "link", "units", "compute_capability", *_FITTED):
-            raise UserError(f"chip.{key} is no datasheet figure{nearest(key, DATASHEET)}; "
+            raise UserError(f"chip.{key} is no datasheet value{nearest(key, DATASHEET)}; "
                             f"expected: {', '.join(DATASHEET)}")
     name = base or chip_named(device)
     if name:
         chip = load_chip(name)
         elsewhere = load_link(chip.link).elsewhere if chip.link else ""
         link: dict[str, Any] = {"link": elsewhere} if elsewhere else {}
-        if {"link", "peak_link_bytes_per_s"} & set(figures):  # the base's all-reduce is for its own link
+        if {"link", "peak_link_bytes_per_s"} & set(values):  # the base's all-reduce is for its own link
             link = {"link": "", "allreduce_bytes_per_s": 0.0, "allreduce_latency_s": 0.0}
-        said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(figures)} as given" if figures else "")
-        return load_chip({**vars(chip), **link, **figures, "extended": None, "validity": None, "tables": ""}), said
-    missing = [key for key in DATASHEET if key not in figures]
+        said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(values)} as given" if values else "")
+        return load_chip({**vars(chip), **link, **values, "extended": None, "validity": None, "tables": ""}), said
+    missing = [key for key in DATASHEET if key not in values]
     if missing:
         keys = ", ".join(f"chip.{key}=" for key in DATASHEET)
         other = "" if named else "device=NAME where that is only a folder's name, or "
         raise UserError(f"device '{device}' is no known chip, so chip.{missing[0]} is needed: give {other}its "
                         f"datasheet ({keys}), or base=NAME of a chip like it, one of: {', '.join(list_chips())}")
-    flops, memory = float(figures["peak_flops_per_s"]), float(figures["peak_memory_bytes_per_s"])
+    flops, memory = float(values["peak_flops_per_s"]), float(values["peak_memory_bytes_per_s"])
     assumed = {"gemm_flops_per_s": flops, "prefill_attention_flops_per_s": flops, "decode_attention_flops_per_s": flops,
                "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory}
-    return load_chip({"name": plain(device), **assumed, **figures}), "datasheet figures as given"
+    return load_chip({"name": plain(device), **assumed, **values}), "datasheet values as given"
 
 
 def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,
@@ -103,7 +103,7 @@ def write_chip(chip: ChipSpec, valid: Mapping[str, Any], tables: str, path: Path
     values = _to_four_figures({name: value for name, value in values.items() if value or name not in _OPTIONAL})
     text = yaml.safe_dump(values, sort_keys=False, width=116, allow_unicode=True)
     with atomic_write(path) as temporary:
-        temporary.write_text("# Fitted by ooco-gym calibrate. Seconds, bytes, FLOP/s; `sources` says where each figure "
+        temporary.write_text("# Fitted by ooco-gym calibrate. Seconds, bytes, FLOP/s; `sources` says where each value "
                              "comes from.\n" + text, encoding="utf-8")
 
 

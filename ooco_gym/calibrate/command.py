@@ -80,30 +80,30 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         valid = chips.validity(result.rows)
         chip = chips.chip_of(base, plain(texts["name"] or device), roofline_of(result)[0], extended_of(result),
                              sources_of(result, said))
-        figures = summary_of(result, chip, valid)
+        summary = summary_of(result, chip, valid)
         tables = to.with_name("tables.parquet")
         chips.write_tables(Rows.join([result.rows, result.sampler]), tables)
         chips.write_chip(chip, valid, tables.name, to)
-    table(figures).show(unbroken=8)
-    for line in [*notes(figures), f"written: '{to}', to be used as chip={to} with timing=ooco, extended or measured"]:
+    table(summary).show(unbroken=8)
+    for line in [*notes(summary), f"written: '{to}', to be used as chip={to} with timing=ooco, extended or measured"]:
         print(line)
-    return {**figures, "to": to, "tables": tables}
+    return {**summary, "to": to, "tables": tables}
 
 
-def table(figures: Mapping[str, Any]) -> Table:
+def table(summary: Mapping[str, Any]) -> Table:
     """Returns the table of errors, with verdicts, of `summary_of`."""
     columns = [Column("what", "operation"), Column("form", "form"),
                Column("held out", "held_out"), Column("rows", "rows", ","),
                *(Column(name, key, ".1f") for name, key in (
                    ("median", "median"), ("P90", "p90"), ("MAPE", "mape"), ("worst", "worst"))),
                Column("verdict", "verdict")]
-    return Table.of(columns, figures["errors"], f"Errors of {figures['device']}", COUNTED)
+    return Table.of(columns, summary["errors"], f"Errors of {summary['device']}", COUNTED)
 
 
-def notes(figures: Mapping[str, Any]) -> list[str]:
+def notes(summary: Mapping[str, Any]) -> list[str]:
     """Returns notes on a fit: poor fits and remedies, excluded rows, operators not fitted, rows not read."""
     lines = []
-    for one in figures["errors"]:
+    for one in summary["errors"]:
         if one["verdict"] == "poor":
             better = "extended or measured" if one["form"] == "ooco" else "measured, which looks up measurements"
             also = "measure the engine's own iterations (ooco-gym calibrate chain)" if (
@@ -111,12 +111,12 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
             lines.append(f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median "
                          f"and {one['p90']:.0f} % at the 90th percentile (median bias {one['median_bias']:+.0f} %): "
                          f"take timing={better}, or {also}")
-    for one in figures["excluded"]:
+    for one in summary["excluded"]:
         example = f" (such as {one['first'][0]})" if one["first"] else ""
         lines.append(f"left out: {one['rows']:,} rows of {one['op']}: {one['reason']}{example}")
-    lines += [f"not fitted: {text}" for text in figures["not_fitted"]]
-    lines += [f"not read: {count:,} rows ({reason})" for reason, count in figures["skipped_by_readers"].items()]
-    return lines + [f"note: {text}" for text in figures["notes"]]
+    lines += [f"not fitted: {text}" for text in summary["not_fitted"]]
+    lines += [f"not read: {count:,} rows ({reason})" for reason, count in summary["skipped_by_readers"].items()]
+    return lines + [f"note: {text}" for text in summary["notes"]]
 
 
 # --- One calibration, without output ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Timed(NamedTuple):
                                                                          for name in CONSTANTS]
 
 
-class Fit(NamedTuple):
+class EngineFit(NamedTuple):
     """An engine as fitted terms."""
 
     terms: Terms
@@ -79,7 +79,7 @@ def read_iterations(path: Path, asynchronous: bool = False) -> Iterations:
     return {**rows, "group": groups(rows)} if asynchronous else rows
 
 
-def fit_iterations(rows: Iterations) -> Fit:
+def fit_iterations(rows: Iterations) -> EngineFit:
     """Fits terms by robust least squares; the curves do not fall, and a single token's time is in `step`.
 
     Raises:
@@ -94,11 +94,11 @@ def fit_iterations(rows: Iterations) -> Fit:
     found = robust_nnls(summed(rows, terms), summed(rows, time_us))
     factors, dense, decode = np.split(1e-6 * found, [2 + len(_SUMS), 1 + len(_SUMS) + len(knots)])
     step, pieces, sequence, prompt, work, context, decode_context = factors.tolist()
-    return Fit(Terms(step, pieces, sequence, prompt, work, context, decode_context, _curve(knots, dense),
+    return EngineFit(Terms(step, pieces, sequence, prompt, work, context, decode_context, _curve(knots, dense),
                      _curve(requests, decode)))
 
 
-def errors(model: Fit | Timed, rows: Iterations) -> dict[str, float]:
+def errors(model: EngineFit | Timed, rows: Iterations) -> dict[str, float]:
     """Returns prediction errors on measured iterations: MAPE, p95 and worst, bias of the sum; in percent."""
     predicted, measured = summed(rows, model.time_us(rows)), summed(rows, rows["time_us"])
     relative = 100.0 * np.abs(predicted / measured - 1.0)
@@ -225,10 +225,10 @@ def write_clock(path: Path, clock: EngineClock) -> Path:
     return path
 
 
-def described(figures: Mapping[str, float], give_or_take: Mapping[str, float] | None = None) -> str:
+def described(constants: Mapping[str, float], give_or_take: Mapping[str, float] | None = None) -> str:
     """Returns the values of a clock in words, with uncertainties if known."""
     return ", ".join(f"{key} {1e3 * value:.3g}" + (f" ± {1e3 * give_or_take[key]:.2g}" if give_or_take else "") + " ms"
-                     for key, value in figures.items())
+                     for key, value in constants.items())
 
 
 def _host_terms(rows: Iterations) -> np.ndarray:

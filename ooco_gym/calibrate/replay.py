@@ -185,7 +185,7 @@ def fit_host(runs: list[Recorded], chip: str, model: Any, timings: list[str], ou
                 f"{runs[0].engine.get('engine', 'an engine')} served ({', '.join(run.folder.name for run in runs)}), "
                 f"beyond timing={timing} of {chip}: {fit}")
         write_clock(_clock_file(out, timing), replace(fit.clock(like), name=f"served_{timing}", source=said,
-                                                      frontend_s=fit.figures["frontend_s"]))
+                                                      frontend_s=fit.host_times["frontend_s"]))
     return fits
 
 

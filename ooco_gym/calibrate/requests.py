@@ -21,9 +21,9 @@ from ooco_gym.calibrate.served import Served
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import LONGEST_S, NO_HOST_TIME, EngineClock
 
-FIGURES = {"decode_s": 8e-3, "prefill_s": 16e-3, "prefill_token_s": 8e-6, "frontend_s": 20e-3}
+HOST_TIMES = {"decode_s": 8e-3, "prefill_s": 16e-3, "prefill_token_s": 8e-6, "frontend_s": 20e-3}
 """Values that are searched, each with the width of the first box, which begins at 0."""
-_WIDTHS = np.array(list(FIGURES.values()))
+_WIDTHS = np.array(list(HOST_TIMES.values()))
 FEWEST, NOISE, ALIKE, SURE, POOR = 30, 0.02, 0.9, 3.0, 0.15
 """Fewest requests; relative noise of an average between runs of one engine; correlation from which
 two values are not distinguished; standard errors of an uncertainty; relative error of a poor
@@ -35,21 +35,21 @@ class Foreseen(NamedTuple):
     """A fit to requests: values by name, in seconds, with uncertainties, remaining RMS relative
     error of averages, and notes on what is undetermined."""
 
-    figures: dict[str, float]
+    host_times: dict[str, float]
     give_or_take: dict[str, float]
     left: float
     notes: list[str]
 
     def __str__(self) -> str:
-        return described(self.figures, self.give_or_take)
+        return described(self.host_times, self.give_or_take)
 
     def clock(self, like: EngineClock = NO_HOST_TIME) -> EngineClock:
         """Returns a clock with these host times; `frontend_s` is left out."""
-        return replace(like, **{key: value for key, value in self.figures.items() if key != "frontend_s"})
+        return replace(like, **{key: value for key, value in self.host_times.items() if key != "frontend_s"})
 
     def seen(self, served: Served) -> Served:
         """Returns the times of requests behind this front end."""
-        wait_s = self.figures["frontend_s"]
+        wait_s = self.host_times["frontend_s"]
         return served._replace(ttft_s=served.ttft_s + wait_s, e2e_s=served.e2e_s + wait_s)
 
 
@@ -80,7 +80,7 @@ def fit_requests(loads: Sequence[Load], like: EngineClock = NO_HOST_TIME) -> For
     waits = np.concatenate([np.arange(len(one)) < len(one) - 4 for one in reals]) / wanted
 
     def averages(host: np.ndarray) -> np.ndarray:
-        clock = replace(like, **dict(zip(FIGURES, host.tolist(), strict=False)))
+        clock = replace(like, **dict(zip(HOST_TIMES, host.tolist(), strict=False)))
         return np.concatenate([_averages(load.serve(clock), third) for load, third in zip(loads, thirds, strict=True)]
                               ) / wanted
 
@@ -145,16 +145,16 @@ def _foreseen(point: np.ndarray, width: np.ndarray, slopes: np.ndarray, left: fl
     """Returns the fit with uncertainties from `slopes`, the relative errors per width of the box."""
     covariance = noise ** 2 * np.linalg.inv(slopes.T @ slopes + 1e-4 * np.eye(len(point)))
     spread, notes = np.sqrt(np.diag(covariance)), []
-    for (i, one), (j, other) in combinations(enumerate(FIGURES), 2):
+    for (i, one), (j, other) in combinations(enumerate(HOST_TIMES), 2):
         alike = covariance[i, j] / spread[i] / spread[j]
         if abs(alike) > ALIKE:
             notes.append(f"these requests do not separate {one} from {other} (correlation {alike:+.2f}): add a run at "
                          "another load to the fit")
-    wide = dict(zip(FIGURES, (SURE * spread * width).tolist(), strict=True))
-    figures = dict(zip(FIGURES, point.tolist(), strict=True))
-    if unsure := [name for name, value in figures.items() if value < wide[name]]:
+    wide = dict(zip(HOST_TIMES, (SURE * spread * width).tolist(), strict=True))
+    host_times = dict(zip(HOST_TIMES, point.tolist(), strict=True))
+    if unsure := [name for name, value in host_times.items() if value < wide[name]]:
         notes.append(f"these requests do not distinguish {', '.join(unsure)} from 0")
     if left > POOR:
         notes.append(f"averages stay {100 * left:.0f} % off with any host times: do not rely on this fit; check the "
                      "engine's settings in engine.json, and at the chip's times")
-    return Foreseen(figures, wide, left, notes)
+    return Foreseen(host_times, wide, left, notes)

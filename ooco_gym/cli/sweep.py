@@ -40,19 +40,19 @@ class Sweep:
         about: its `command`, the `words` common to all points, the `swept` keys.
         columns: values by point: `point` (its folder), `status`, `error`, swept keys, the
             configuration.
-        figures: numbers in the points' summaries by dotted name, None where a point has none.
+        metrics: numbers in the points' summaries by dotted name, None where a point has none.
     """
 
     folder: Path
     about: dict[str, Any]
     columns: dict[str, list[Any]]
-    figures: dict[str, list[Any]]
+    metrics: dict[str, list[Any]]
 
     @classmethod
     def of(cls, folder: Path, about: dict[str, Any], points: Sequence[tuple[dict[str, Any], dict[str, str], Any]]
            ) -> Sweep:
         """Creates a sweep from its points: status (a row's first columns), swept values, configuration."""
-        rows, figures = [], []
+        rows, metrics = [], []
         for ended, swept, cfg in points:
             values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
             del values["out"]  # differs between starts
@@ -60,11 +60,11 @@ class Sweep:
                      for key, text in swept.items()}
             rows.append({**ended, **swept, **values, **swept})
             known = flat(read_mapping(folder / ended["point"] / "summary.json")) if ended["status"] == DONE else {}
-            figures.append({f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
+            metrics.append({f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
                             if key.endswith(".censored") for name in names})
-            figures[-1] |= {key: value for key, value in known.items() if isinstance(value, (int, float))
+            metrics[-1] |= {key: value for key, value in known.items() if isinstance(value, (int, float))
                             and key not in rows[-1] and key.rpartition(".")[2] not in RUN_ONLY}
-        return cls(folder, about, by_column(rows), by_column(figures))
+        return cls(folder, about, by_column(rows), by_column(metrics))
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -91,8 +91,8 @@ class Sweep:
         import pyarrow as pa
         from pyarrow import parquet
 
-        table = pa.table({name: _typed(values) for name, values in {**self.columns, **self.figures}.items()})
-        about = json.dumps({**self.about, "figures": [*self.figures]})
+        table = pa.table({name: _typed(values) for name, values in {**self.columns, **self.metrics}.items()})
+        about = json.dumps({**self.about, "figures": [*self.metrics]})
         with atomic_write(self.folder / FILE) as temporary:
             parquet.write_table(table.replace_schema_metadata({ABOUT: about}), temporary, compression="zstd")
 
@@ -118,14 +118,14 @@ class Sweep:
 
     def table(self) -> Table:
         """Returns a table of the mean scores over seeds, one row per combination of other values."""
-        usual = SCORES.get(self.about["command"], [name for name in self.figures if "." not in name])
-        names = [name for name in usual if name in self.figures][:MOST_SCORES]
+        usual = SCORES.get(self.about["command"], [name for name in self.metrics if "." not in name])
+        names = [name for name in usual if name in self.metrics][:MOST_SCORES]
         rows, counts, whole = [], [], [None] * len(self.columns["point"])
         for swept, mine in self.groups():
             cells = []
             for name in names:
-                found = spread([self.figures[name][row] for row in mine])
-                is_bound = any(self.figures.get(name + BOUND, whole)[row] for row in mine)
+                found = spread([self.metrics[name][row] for row in mine])
+                is_bound = any(self.metrics.get(name + BOUND, whole)[row] for row in mine)
                 cells.append(at_least(with_interval(found["mean"], found["low"], found["high"]), is_bound))
             rows.append([*map(str, swept.values()), str(len(mine)), *cells])
             counts.append(len(mine))

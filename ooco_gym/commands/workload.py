@@ -18,7 +18,7 @@ from ooco_gym.report import Table, as_text
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
-from ooco_gym.workload.fitting import Fit, fit
+from ooco_gym.workload.fitting import WorkloadFit, fit
 from ooco_gym.workload.generate import list_workloads
 from ooco_gym.workload.load import Workload, resolve_workload
 from ooco_gym.workload.mix import is_trace_file, parse_workload
@@ -85,7 +85,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     return {**fitted.report, "workload": fitted.spec, "to": to}
 
 
-def write_spec(fitted: Fit, to: Path) -> None:
+def write_spec(fitted: WorkloadFit, to: Path) -> None:
     """Writes a fitted workload as YAML, with what is measured and what is assumed."""
     text = yaml.safe_dump(fitted.spec, sort_keys=False, width=116, default_flow_style=None, allow_unicode=True)
     with atomic_write(to) as temporary:

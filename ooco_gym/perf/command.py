@@ -38,16 +38,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     values: Any = OmegaConf.to_container(cfg, resolve=True)
     given = {key: values[key] for key in _DEPLOYMENT if key in values}
     deployment = Deployment.from_config({"timing": None, **given})
-    figures = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
+    summary = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
                     throughput=values["throughput"])
     screen = console()
-    for table in _tables(figures):
+    for table in _tables(summary):
         table.show(screen, unbroken=99)
-    for line in summary_lines(figures):
+    for line in summary_lines(summary):
         screen.print(line, highlight=False)
-    for warning in figures["warnings"]:
+    for warning in summary["warnings"]:
         screen.print(f"Note: {warning}", highlight=False, style="yellow")
-    return figures
+    return summary
 
 
 def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int],
@@ -94,15 +94,15 @@ def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
     return {**report._asdict(), "tokens_per_s": report.tokens_per_s, "fits": report.kv_share <= 1}
 
 
-def summary_lines(figures: dict[str, Any]) -> list[str]:
-    capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    capacity, saturation, rate = summary["capacity"], summary["saturation"], summary["throughput"]
     tokens = saturation["prefill_tokens"]
     prefill_from = (f"Prefill saturates at {tokens} tokens: from there on" if tokens
                     else "Prefill never saturates: at no length do")
     return [
         (f"KV capacity: {capacity['kv_tokens']:,} tokens of {capacity['kv_bytes_per_token']:,} bytes beside "
          f"{capacity['weight_bytes'] / 1e9:.1f} GB of weights ({capacity['parameters'] / 1e9:.2f} billion parameters)"),
-        _pool_line(capacity, figures["tp"] * figures["pp"]),
+        _pool_line(capacity, summary["tp"] * summary["pp"]),
         (f"Decode GEMMs saturate at a batch of {saturation['bs_sat']} (bs_sat): from there on every linear layer is "
          "compute-bound"),
         (f"{prefill_from} compute-bound operators take more than half of the operators' time "
@@ -129,9 +129,9 @@ def _bound(row: dict[str, Any]) -> str:
     return str(_SHORT.get(row["bottleneck"], row["bottleneck"])) if row["fits"] else "does not fit"
 
 
-def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
+def _tables(summary: dict[str, Any]) -> tuple[Table, Table]:
     """Decode steps by batch size and context, and prefills of one prompt."""
-    rows = figures["decode"]
+    rows = summary["decode"]
     contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
     body = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
@@ -141,13 +141,13 @@ def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
             cells.append(f"{1e3 * row['latency_s']:.1f} {_bound(row)}" if row["fits"] else _bound(row))
         cells.append(f"{mine[0]['tokens_per_s']:,.0f}" if mine[0]["fits"] else "")
         body.append(cells)
-    split = "" if figures["tp"] * figures["pp"] == 1 else f", tp={figures['tp']} pp={figures['pp']}"
-    title = f"{figures['model']} on {figures['chip']}{split}, timing {figures['timing']}"
+    split = "" if summary["tp"] * summary["pp"] == 1 else f", tp={summary['tp']} pp={summary['pp']}"
+    title = f"{summary['model']} on {summary['chip']}{split}, timing {summary['timing']}"
     head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]
     columns = [Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
                Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound)]
     return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{title}", head, body),
-            Table.of(columns, figures["prefill"], f"Prefill of one prompt\n{title}"))
+            Table.of(columns, summary["prefill"], f"Prefill of one prompt\n{title}"))
 
 
 # --- One iteration, operator by operator ----------------------------------------------------------------------------

@@ -305,12 +305,12 @@ def validity_warnings(deployment: Deployment, *, max_batch: float | None = None,
         sizes = (("a decode batch", max_batch, valid.max_batch, "requests"),
                  ("an iteration", max_tokens, valid.max_tokens, "tokens"),
                  ("a context", max_context, valid.max_context, "tokens"))
-        found = [f"chip '{chip.name}': its figures were fitted up to {name} of {limit:,} {unit}; this run reaches "
+        found = [f"chip '{chip.name}': its parameters were fitted up to {name} of {limit:,} {unit}; this run reaches "
                  f"{size:,.0f}, where times are extrapolated"
                  for name, size, limit, unit in sizes if size is not None and limit is not None and size > limit]
         if valid.tp and deployment.tp not in valid.tp:
             degrees = ", ".join(str(tp) for tp in valid.tp)
-            found.append(f"chip '{chip.name}': its figures were fitted for tp={degrees}; tp={deployment.tp} is "
+            found.append(f"chip '{chip.name}': its parameters were fitted for tp={degrees}; tp={deployment.tp} is "
                          "extrapolated")
     if deployment.timing == "measured":
         from ooco_gym.perf.timing.measured import unmeasured  # imports the kernels, which other forms do not need

@@ -48,7 +48,7 @@ NAMES = {
 """Names of each of our element-wise operators in measurements."""
 
 
-class Curve:
+class MeasuredCurve:
     """Seconds by one size, linear between measured sizes, as operators are nearly affine in size.
 
     Beyond the largest measured size the last time grows with the roofline, without a jump; below
@@ -73,7 +73,7 @@ class Surface:
     work. The curves need not cover the same sizes.
     """
 
-    def __init__(self, curves: Mapping[float, Curve], power: bool = False) -> None:
+    def __init__(self, curves: Mapping[float, MeasuredCurve], power: bool = False) -> None:
         self.outer = np.array(sorted(curves))
         self.curves = [curves[size] for size in self.outer]
         self.power = power
@@ -81,8 +81,8 @@ class Surface:
     @classmethod
     def measured(cls, outer: np.ndarray, inner: np.ndarray, seconds: np.ndarray, power: bool = False) -> Surface:
         """Builds the surface from rows of both sizes and seconds, float64[n] each."""
-        return cls({float(size): Curve(inner[outer == size], seconds[outer == size]) for size in np.unique(outer)},
-                   power)
+        return cls({float(size): MeasuredCurve(inner[outer == size], seconds[outer == size])
+                    for size in np.unique(outer)}, power)
 
     def seconds(self, outer: np.ndarray, inner: np.ndarray, roof: Roof2) -> np.ndarray:
         """Returns seconds at `(outer, inner)`, float64[n] each; `roof` computes the roofline time
@@ -129,7 +129,7 @@ class Layer(NamedTuple):
     weight: float
     d_in: int
     d_out: int
-    curve: Curve
+    curve: MeasuredCurve
     """Over tokens."""
 
 
@@ -163,7 +163,7 @@ class Measurements:
             layers.append(Layer(weight, int(i), int(o), self._curve("n_tokens", self._gemms[i, o])))
         return layers
 
-    def elementwise(self, name: str, model: ModelSpec, tp: int) -> Curve | None:
+    def elementwise(self, name: str, model: ModelSpec, tp: int) -> MeasuredCurve | None:
         """An element-wise operator (a key of `NAMES`) over tokens, for the model's widths on `tp`
         chips."""
         rows = np.isin(self._ops, [f"elt:{alias}" for alias in NAMES[name]])
@@ -201,22 +201,22 @@ class Measurements:
         batch, context, q = (self._sizes[name][rows] for name in ("batch", "context_len", "q_len"))
         return Beside(batch, context, q, 1e-6 * self._sizes["alone_us"][rows], self._seconds[rows])
 
-    def all_reduce(self, n: int) -> Curve | None:
+    def all_reduce(self, n: int) -> MeasuredCurve | None:
         """An all-reduce over `n` chips by bytes."""
         rows = np.flatnonzero((self._ops == "all_reduce") & (self._sizes["n_gpus"] == n))
         if not len(rows):
             return None
         payload, seconds = self._sizes["bytes"][rows], self._seconds[rows]
         sizes = np.unique(payload)
-        return Curve(sizes, np.array([seconds[payload == size].min() for size in sizes]))
+        return MeasuredCurve(sizes, np.array([seconds[payload == size].min() for size in sizes]))
 
     def _attention(self, op: str, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
         sizes = self._sizes
         return np.flatnonzero((self._ops == op) & (sizes["h_q"] == heads) & (sizes["h_kv"] == kv_heads)
                               & (sizes["d_h"] == head_dim))
 
-    def _curve(self, size: str, rows: np.ndarray) -> Curve:
-        return Curve(self._sizes[size][rows], self._seconds[rows])
+    def _curve(self, size: str, rows: np.ndarray) -> MeasuredCurve:
+        return MeasuredCurve(self._sizes[size][rows], self._seconds[rows])
 
 
 def measurements(chip: ChipSpec) -> Measurements | None:

@@ -41,7 +41,7 @@ _TIDE_STEP_S, _POINTS = 30.0, 600
 LEAST_RATIO = 0.02          # share of repeated prompt tokens from which the fit reports that it omits sharing
 
 
-class Fit(NamedTuple):
+class WorkloadFit(NamedTuple):
     """A fitted workload: its YAML's content, and its likeness to the trace (JSON-able)."""
 
     spec: dict[str, Any]
@@ -49,7 +49,7 @@ class Fit(NamedTuple):
 
 
 def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
-        tell: Callable[[str], None] = lambda text: None) -> Fit:
+        tell: Callable[[str], None] = lambda text: None) -> WorkloadFit:
     """Fits arrivals and lengths.
 
     Args:
@@ -84,7 +84,7 @@ def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
         "ou": [{"sigma": x.sigma, "tau_s": x.tau_s} for x in process.ou], "batch_s": process.batch_s or None,
         "lengths": length_spec, "length_correlation": model.correlation or None,
     }
-    return Fit(spec, {"requests": len(trace), "lengths": lengths, "arrivals": alike, "assumed": assumed,
+    return WorkloadFit(spec, {"requests": len(trace), "lengths": lengths, "arrivals": alike, "assumed": assumed,
                       "notes": [*trace.notes, *_doubts(alike, arrival_s, process.batch_s)]})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_driver.loop import Batch, Outcome  # pyright: ignore[reportMissingImports]
+from engine_driver.loop import Batch, StepOutcome  # pyright: ignore[reportMissingImports]
 
 
 class FakeEngine:
@@ -21,7 +21,7 @@ class FakeEngine:
         self.settings, self.now_s, self.rounds, self.device_s = settings, 0.0, 0, 0.0
         self.waiting: list[dict[str, Any]] = []
         self.running: list[dict[str, Any]] = []
-        self.pending: list[tuple[float, Outcome]] = []
+        self.pending: list[tuple[float, StepOutcome]] = []
 
     def describe(self) -> dict[str, Any]:
         keys = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_tokens", "num_blocks")
@@ -50,7 +50,7 @@ class FakeEngine:
     def busy(self) -> bool:
         return bool(self.waiting or self.running or self.pending)
 
-    def step(self, batch: Batch) -> Outcome:
+    def step(self, batch: Batch) -> StepOutcome:
         self.rounds += 1
         if self.rounds == self.settings.get("fail_at_round"):
             raise RuntimeError("out of tokens")
@@ -65,9 +65,9 @@ class FakeEngine:
                 factor["step"] + factor["token"] * (batch.n_decode + batch.prefill_tokens)
                 + factor["sequence"] * batch.sequences_sampled + factor["work"] * batch.prefill_work
                 + factor["context"] * batch.decode_context_sum)
-            self.pending.append((self.device_s, Outcome(tokens, finished, [batch])))
+            self.pending.append((self.device_s, StepOutcome(tokens, finished, [batch])))
         if not self.pending or (launched and self.settings.get("asynchronous") and len(self.pending) < 2):
-            return Outcome([], [], [])
+            return StepOutcome([], [], [])
         end_s, outcome = self.pending.pop(0)
         self.now_s = max(self.now_s, end_s)
         return outcome

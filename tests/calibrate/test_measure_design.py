@@ -13,7 +13,7 @@ from ooco_gym.calibrate.measure.design import (
     FIRST_CONTEXT,
     FIRST_PREFILL,
     SPREAD,
-    Limits,
+    EngineLimits,
     design,
     lengths,
     sizes,
@@ -22,7 +22,8 @@ from ooco_gym.resources import load_yaml
 
 PLAN: dict[str, Any] = dict(load_yaml("engine", "vllm"))["design"]
 SERVE: dict[str, Any] = dict(load_yaml("engine", "vllm"))["serve"]
-LIMITS = Limits(max_num_seqs=32, max_num_batched_tokens=512, max_model_len=2048, kv_tokens=130_000, block_tokens=128)
+LIMITS = EngineLimits(max_num_seqs=32, max_num_batched_tokens=512, max_model_len=2048, kv_tokens=130_000,
+                      block_tokens=128)
 
 
 def draws(seed: int = 0) -> np.random.Generator:
@@ -41,15 +42,15 @@ def test_sizes_reach_from_first_to_last_in_no_larger_steps(first: int, last: int
     assert all(b <= max((a + 0.5) * factor + 0.5, a + 1) for a, b in pairwise(found))
 
 
-limits = st.builds(Limits, max_num_seqs=st.integers(1, 256), max_num_batched_tokens=st.integers(256, 8192),
+limits = st.builds(EngineLimits, max_num_seqs=st.integers(1, 256), max_num_batched_tokens=st.integers(256, 8192),
                    max_model_len=st.integers(64, 16_384), kv_tokens=st.integers(512, 200_000),
                    block_tokens=st.sampled_from([1, 16, 128]), asynchronous=st.booleans())
 
 
 @settings(deadline=None, max_examples=60)
-@example(limits=Limits(2, 2050, 75, 512, 1), seed=1)
+@example(limits=EngineLimits(2, 2050, 75, 512, 1), seed=1)
 @given(limits=limits, seed=st.integers(0, 100))
-def test_no_case_asks_for_more_than_the_engine_has(limits: Limits, seed: int) -> None:
+def test_no_case_asks_for_more_than_the_engine_has(limits: EngineLimits, seed: int) -> None:
     for case in design(limits, PLAN, draws(seed)):
         if "requests" in case:
             assert 1 <= case["concurrency"] <= limits.max_num_seqs

@@ -54,7 +54,7 @@ def test_a_poor_fit_says_what_to_do_wherever_it_is_shown() -> None:
     errors = [one | {"held_out": "shapes"} for one in (
         ERRORS | {"operation": "gemm", "form": "extended"}, BAD | {"operation": "attn_decode", "form": "extended"},
         BAD | {"operation": "iterations", "form": "ooco"}, ERRORS | {"operation": "iterations", "form": "extended"})]
-    figures = {"device": "d", "errors": errors, "excluded": [], "not_fitted": [], "skipped_by_readers": {}, "notes": []}
-    lines = [line for line in notes(figures) if line.startswith("poor: ")]
+    summary = {"device": "d", "errors": errors, "excluded": [], "not_fitted": [], "skipped_by_readers": {}, "notes": []}
+    lines = [line for line in notes(summary) if line.startswith("poor: ")]
     assert len(lines) == 2 and all("take timing=" in line and "14 % off in the median" in line for line in lines)
-    assert [row[-1] for row in table(figures).rows].count("poor") == 2
+    assert [row[-1] for row in table(summary).rows].count("poor") == 2

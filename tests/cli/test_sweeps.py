@@ -21,7 +21,7 @@ def times(toy: SimpleNamespace) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in (toy.cwd / "sweep").glob("*/summary.json")}
 
 
-def test_the_table_has_what_was_swept_the_configuration_and_the_figures(toy: SimpleNamespace) -> None:
+def test_the_table_has_what_was_swept_the_configuration_and_the_metrics(toy: SimpleNamespace) -> None:
     from pyarrow import parquet
 
     code, out, err = toy.run(*WORDS, "rate=1,0.5")
@@ -170,19 +170,19 @@ def test_a_damaged_table_is_refused_in_a_sentence(tmp_path: Path) -> None:
         Sweep.read(tmp_path)
 
 
-def test_figures_of_other_commands(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_other_commands(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first that they sum up."""
     monkeypatch.setattr(job, "load", lambda function: lambda cfg: {"score": 3.5, "seed": 1, "wall_s": 2.0, "x": "y"})
     code, out, _ = toy.run("play", "-m", "seed=1,2", "out=sweep")
-    assert code == 0 and "score" in out and Sweep.read(toy.cwd / "sweep").figures == {"score": [3.5, 3.5]}
+    assert code == 0 and "score" in out and Sweep.read(toy.cwd / "sweep").metrics == {"score": [3.5, 3.5]}
 
 
 def test_a_figure_that_is_but_a_lower_bound_is_marked(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "load", lambda function: lambda cfg: {"online": {
         "ttft_p99_s": 3.5, "ttft_p50_s": 1.5, "censored": ["ttft_p99_s"] if cfg.seed == 2 else []}})
     assert toy.run("play", "-m", "seed=1,2", "out=sweep")[0] == 0
-    figures = Sweep.read(toy.cwd / "sweep").figures
-    assert figures["online.ttft_p99_s_censored"] == [None, 1] and "online.ttft_p50_s_censored" not in figures
+    metrics = Sweep.read(toy.cwd / "sweep").metrics
+    assert metrics["online.ttft_p99_s_censored"] == [None, 1] and "online.ttft_p50_s_censored" not in metrics
     monkeypatch.setitem(SCORES, "play", ("online.ttft_p99_s", "online.ttft_p50_s"))
     shown = Sweep.read(toy.cwd / "sweep").table()
     assert shown.rows[0][-2].startswith("> 3.5") and shown.rows[0][-1].startswith("1.5")

@@ -65,10 +65,10 @@ def test_extended_timing_shows_its_operators_and_where_it_extrapolates(tmp_path,
     figures = main(config(str(tmp_path), chip=chip(validity=validity), timing="extended"))
     assert {"norm", "rotary", "activation", "embedding", "lm_head", "sampler"} <= set(
         figures["decode"][0]["operator_shares"])
-    assert figures["warnings"] == ["chip 'h200_kernels': its figures were fitted up to a decode batch of 128 requests; "
-                                   "this run reaches 512, where times are extrapolated"]
+    assert figures["warnings"] == ["chip 'h200_kernels': its parameters were fitted up to a decode batch of 128 "
+                                   "requests; this run reaches 512, where times are extrapolated"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Note: chip 'h200_kernels': its figures were fitted up to" in printed
+    assert "Note: chip 'h200_kernels': its parameters were fitted up to" in printed
 
 
 def test_tables_lie_beside_the_chip_that_names_them(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_model, prefill_latency_ps
 from ooco_gym.perf.command import describe_iteration, prefill_saturation
 from ooco_gym.perf.kernels import gemm_s
-from ooco_gym.perf.measurements import Curve, Surface
+from ooco_gym.perf.measurements import MeasuredCurve, Surface
 from ooco_gym.perf.timing.measured import unmeasured
 from tests.perf.perf_chips import decode_s, deploy, measured_rows, prefill_s, write_tables
 
@@ -128,7 +128,7 @@ def test_the_cost_table_holds_the_measurements(tables):
 def test_curves_never_fall_where_the_data_do_not(data):
     sizes = np.array(sorted(data.draw(st.sets(st.integers(1, 5000), min_size=2, max_size=8))), dtype=np.float64)
     times = np.cumsum(data.draw(st.lists(st.floats(1e-6, 1.0), min_size=len(sizes), max_size=len(sizes))))
-    curve, power = Curve(sizes, times), data.draw(st.booleans())
+    curve, power = MeasuredCurve(sizes, times), data.draw(st.booleans())
     wanted = np.array(sorted(data.draw(st.lists(st.integers(1, 20_000), min_size=2, max_size=20))), dtype=np.float64)
 
     def roof(at: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def test_curves_never_fall_where_the_data_do_not(data):
     taken = curve.seconds(wanted, roof)
     assert (np.diff(taken) >= -1e-12).all() and (taken > 0).all()
     np.testing.assert_allclose(curve.seconds(sizes, roof), times)
-    surface = Surface({2.0: curve, 16.0: Curve(sizes, 3 * times)}, power)
+    surface = Surface({2.0: curve, 16.0: MeasuredCurve(sizes, 3 * times)}, power)
     outer = np.geomspace(1, 100, 15)
     across = surface.seconds(outer, np.full(15, wanted[0]), lambda a, b: 1e-5 + 1e-8 * a * b)
     assert (np.diff(across) >= -1e-12).all() and np.isfinite(across).all()

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ooco_gym.calibrate.measure.design import Limits, burst, capacity_per_s, check, design, every_size, poisson
+from ooco_gym.calibrate.measure.design import EngineLimits, burst, capacity_per_s, check, design, every_size, poisson
 from ooco_gym.calibrate.measure.interpreter import Driver, find_python, write_random_model
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
@@ -76,7 +76,7 @@ def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
 
 def _measure(driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: Path) -> dict[str, Any]:
     """Warms up, then alternates passes and loads, so that a drift of the machine affects all alike."""
-    limits, draws = Limits.of(engine), np.random.Generator(np.random.Philox(plan["seed"]))
+    limits, draws = EngineLimits.of(engine), np.random.Generator(np.random.Philox(plan["seed"]))
     passes, serve, machine = plan["design"]["passes"], plan["serve"], []
     shares, capacity = serve["loads"] or {}, None
 

@@ -19,7 +19,7 @@ RUN = 3  # successive prompt chunks beside decodes on an asynchronous engine; th
 BURST, MOST_REQUESTS = 400, 750  # requests to measure capacity; most requests of a load
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     """An engine's limits, as it reports them after its start.
 
     They are the most requests and tokens per iteration, the longest request (prompt and output),
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     asynchronous: bool = False
 
     @classmethod
-    def of(cls, engine: dict[str, Any]) -> Limits:
+    def of(cls, engine: dict[str, Any]) -> EngineLimits:
         """Reads the limits from `engine.json`'s content (the engine reserves one block)."""
         return cls(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"],
                    (engine["num_blocks"] - 1) * engine["block_tokens"], engine["block_tokens"],
@@ -54,7 +54,7 @@ def sizes(first: int, last: int, factor: float) -> list[int]:
     return sorted({round(first * (last / first) ** (i / count)) for i in range(count + 1)})
 
 
-def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+def design(limits: EngineLimits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
     """Returns one pass over all designed states, as cases of the driver.
 
     The order is random, so that a disturbance does not affect one kind of batch only. `plan` has
@@ -70,7 +70,7 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
     return [cases[i] for i in draws.permutation(len(cases))]
 
 
-def every_size(limits: Limits) -> dict[str, Any]:
+def every_size(limits: EngineLimits) -> dict[str, Any]:
     """Returns a case with one prompt of each length that fits an iteration.
 
     On a CPU, oneDNN builds a kernel (2 ms) for each new number of tokens, which a long-running
@@ -81,7 +81,7 @@ def every_size(limits: Limits) -> dict[str, Any]:
             "prefills": [[length] for length in range(1, longest + 1)]}
 
 
-def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+def _decode_cases(limits: EngineLimits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
     """Returns states of decoding requests, interleaved with prompt chunks."""
     queued = int(limits.asynchronous)
     cases, run = [], RUN if queued else 1
@@ -105,7 +105,7 @@ def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
     return cases
 
 
-def _prefill_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str, Any]]:
+def _prefill_cases(limits: EngineLimits, draws: np.random.Generator) -> list[dict[str, Any]]:
     """Returns prompts alone: several in one iteration, and long ones that the engine cuts into chunks."""
     groups = []
     longest = min(limits.max_model_len - 1, limits.kv_tokens - limits.block_tokens)
@@ -118,7 +118,7 @@ def _prefill_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str,
             for group in groups]
 
 
-def _stream_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str, Any]]:
+def _stream_cases(limits: EngineLimits, draws: np.random.Generator) -> list[dict[str, Any]]:
     """Returns streams: `concurrency` requests of mixed lengths, each replaced when it ends.
 
     The same batch takes longer there than with undisturbed decodes (10 % on a CPU with 32

@@ -13,7 +13,7 @@ import numpy as np
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.kernels import Attention
-from ooco_gym.perf.measurements import Beside, Curve, Layer, Measurements, Surface, measurements
+from ooco_gym.perf.measurements import Beside, Layer, MeasuredCurve, Measurements, Surface, measurements
 from ooco_gym.perf.timing import (
     Linear,
     MeasuredAttention,
@@ -40,11 +40,11 @@ class _Found(NamedTuple):
     """A model's operators found in the tables."""
 
     layers: dict[tuple[int, int], list[Layer]]
-    elementwise: dict[str, Curve]
+    elementwise: dict[str, MeasuredCurve]
     decode: Surface | None
     prefill: Surface | None
     mixed: Surface | None
-    all_reduce: Curve | None
+    all_reduce: MeasuredCurve | None
     missing: list[str]
 
 
@@ -220,5 +220,5 @@ def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tu
             factor = steady(np.exp((weight[here] * np.log(ratio[here])).sum() / total)) if total > 0 else 1.0
             contexts.append(context)
             seconds.append(factor * formed[here][0])
-        curves[float(batch)] = Curve(np.array(contexts), np.maximum.accumulate(seconds))
+        curves[float(batch)] = MeasuredCurve(np.array(contexts), np.maximum.accumulate(seconds))
     return Surface(curves)

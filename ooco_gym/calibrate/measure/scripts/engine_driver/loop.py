@@ -1,7 +1,7 @@
 """The interface of an engine, and its step loop: designed batches, and requests that arrive in real
 time.
 
-Another engine is a module with a function `start(settings) -> Engine`.
+Another engine is a module with a function `start(settings) -> DrivenEngine`.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class Batch:
         self.sequences_sampled += sampled
 
 
-class Outcome(NamedTuple):
-    """The result of `Engine.step`: requests with a new token, finished requests, completed iterations."""
+class StepOutcome(NamedTuple):
+    """The result of `DrivenEngine.step`: requests with a new token, finished requests, completed iterations."""
 
     tokens: list[str]
     finished: list[str]
     batches: list[Batch]
 
 
-class Engine(Protocol):
+class DrivenEngine(Protocol):
     """A serving engine in this process; times are seconds of its own clock.
 
     `describe` returns parameters and limits: at least `engine`, `model`, `device`, `threads`,
@@ -76,7 +76,7 @@ class Engine(Protocol):
     def add(self, request: Any) -> None: ...
     def abort(self, names: list[str]) -> None: ...
     def busy(self) -> bool: ...
-    def step(self, batch: Batch) -> Outcome: ...
+    def step(self, batch: Batch) -> StepOutcome: ...
 
 
 class Loop:
@@ -88,7 +88,7 @@ class Loop:
     it, so such a pair is recorded only if both have the same label.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DrivenEngine) -> None:
         self.engine = engine
         self.steps: list[dict[str, Any]] = []
         self.ended_s = engine.clock()
@@ -99,7 +99,7 @@ class Loop:
         gc.collect()
         gc.freeze()  # keeps later collections short: they would look like slow iterations
 
-    def round(self, arrivals: list[Request], label: str) -> Outcome:
+    def round(self, arrivals: list[Request], label: str) -> StepOutcome:
         """Submits requests and steps the engine once; `label` marks the iteration that is scheduled."""
         self._number += 1
         batch = Batch(self.engine.clock() if self.paused else self.ended_s, label, self._number)
@@ -140,7 +140,7 @@ class Loop:
         self.paused = True
 
 
-def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
+def run_cases(engine: DrivenEngine, cases: list[dict[str, Any]]) -> dict[str, Any]:
     """Brings the engine into designed states, one after the other, and records all iterations."""
     prepared = [(_stream if "requests" in case else _state)(engine, str(number), case)
                 for number, case in enumerate(cases)]
@@ -151,7 +151,7 @@ def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
     return {"steps": loop.steps}
 
 
-def _prepared(engine: Engine, prefix: str, lengths: list[int]) -> list[tuple[str, Any]]:
+def _prepared(engine: DrivenEngine, prefix: str, lengths: list[int]) -> list[tuple[str, Any]]:
     """Prepares prompts of these lengths with one output token each; returns (name, request)."""
     found = []
     for i, length in enumerate(lengths):
@@ -159,7 +159,7 @@ def _prepared(engine: Engine, prefix: str, lengths: list[int]) -> list[tuple[str
     return found
 
 
-def _state(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
+def _state(engine: DrivenEngine, prefix: str, case: dict[str, Any]) -> Any:
     """Returns a function that runs one designed state.
 
     `decodes` requests with prompts of `context` tokens decode for `steps` iterations. Then each
@@ -190,7 +190,7 @@ def _state(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
     return run
 
 
-def _stream(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
+def _stream(engine: DrivenEngine, prefix: str, case: dict[str, Any]) -> Any:
     """Returns a function that serves `requests`, `(prompt tokens, output tokens)`, `concurrency` at a time."""
     requests = [(f"{prefix}.{i}", engine.prepare(f"{prefix}.{i}", *lengths))
                 for i, lengths in enumerate(case["requests"])]
@@ -204,7 +204,7 @@ def _stream(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
     return run
 
 
-def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
+def serve(engine: DrivenEngine, requests: list[list[float]]) -> dict[str, Any]:
     """Serves `[arrival_s, prompt_tokens, output_tokens]`, sorted by arrival, in real time.
 
     Requests that arrive during an iteration are submitted before the next, as in the engine's own
@@ -214,7 +214,7 @@ def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
                                      for arrival, prompt, _ in requests]
     prepared = [(str(number), engine.prepare(str(number), int(prompt), int(output)))
                 for number, (_, prompt, output) in enumerate(requests)]
-    outcomes: list[tuple[Outcome, float]] = []
+    outcomes: list[tuple[StepOutcome, float]] = []
     loop = Loop(engine)
     start_s, handed_in = engine.clock(), 0
     while handed_in < len(requests) or engine.busy():

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from .loop import Batch, Outcome
+from .loop import Batch, StepOutcome
 
 _POOL = 1 << 16
 
@@ -70,14 +70,14 @@ class VllmEngine:
     def busy(self) -> bool:
         return self._engine.has_unfinished_requests() or bool(self._scheduled)
 
-    def step(self, batch: Batch) -> Outcome:
+    def step(self, batch: Batch) -> StepOutcome:
         self._batch, self._done = batch, []
         outputs = self._engine.step()
         tokens = [output.request_id for output in outputs if output.outputs[0].token_ids]
         finished = [output.request_id for output in outputs if output.finished]
         for name in finished:
             del self._inside[name]
-        return Outcome(tokens, finished, self._done)
+        return StepOutcome(tokens, finished, self._done)
 
     def describe(self) -> dict[str, Any]:
         import torch
