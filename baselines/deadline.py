@@ -53,7 +53,7 @@ from ooco_gym.policy.mixed import begins_ps
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length
 from ooco_gym.sim.costs import predict_prefill
-from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RECOMPUTE, SWAP
+from ooco_gym.sim.state import BATCH, NEVER, ON, PS_PER_S, RECOMPUTE, SWAP
 
 PARAMS = (
     Param("tpot_share", "share of the TPOT SLO from which token deadlines are computed", 0.1, 2.0),
@@ -222,7 +222,7 @@ def fewest_of(state, slot):
         requests = spec.offline_members + spec.offline_waiting
         if state.requests[slot].urgent:
             requests = spec.urgent_members + spec.online_waiting
-        if requests < least:
+        if requests < least and spec.power == ON:
             best, least = instance, requests
     return best
 

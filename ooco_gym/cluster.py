@@ -26,12 +26,25 @@ Known = Annotated[Any, Either((str, os.PathLike, Mapping), "a name, a path or a 
 
 
 @dataclass(frozen=True)
+class Reclaimed(Model):
+    """Spot instances: how often an hour each one is reclaimed, and how long before its end it is told."""
+
+    PLACE = "reclaimed"
+
+    rate_per_h: Annotated[float, Range(0, 3600, above=True)]
+    notice_s: Annotated[float, Range(0, 86_400, "seconds")] = 30.0
+
+
+@dataclass(frozen=True)
 class Pool(Model):
     """Equal instances of one role; `kv_blocks` if known, else computed from the memory.
 
     `data_parallel` is the number of a mixed instance's ranks, which have `tp * pp` chips, a queue
     and KV memory each and share the model's experts (`Deployment`). Without experts they are
     separate instances.
+
+    A group scales if it has `min`, `max` or `reclaimed`: so many instances are on at least and at
+    most, `count` at the beginning, and one serves `start_s` after its start began.
     """
 
     PLACE = "cluster's group of instances"
@@ -45,11 +58,37 @@ class Pool(Model):
     moe_backend: Literal["", "marlin"] = ""
     link: str = ""  # between its chips, if other than in the chip's YAML (`perf.chip.linked`)
     data_parallel: Instances = 1
+    min: Annotated[int, Range(0, MOST_INSTANCES)] | None = None  # None: as `count`
+    max: Instances | None = None
+    start_s: Annotated[float, Range(0, 86_400, "seconds")] | None = None  # None: `start_time_s` of the model
+    reclaimed: Reclaimed | None = None
+    price_per_chip_hour: Annotated[float, Range(0)] | None = None
+
+    @property
+    def scales(self) -> bool:
+        """Whether its instances start and stop."""
+        return any(one is not None for one in (self.min, self.max, self.reclaimed))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and most instances."""
+        return (self.count if self.min is None else self.min), (self.count if self.max is None else self.max)
 
     @property
     def ranks(self) -> int:
         """Number of engines, each with its own queue and KV memory."""
-        return self.count * self.data_parallel
+        return self.bounds[1] * self.data_parallel
+
+    def validate(self, where: str) -> None:
+        super().validate(where)
+        least, most = self.bounds
+        if not least <= self.count <= most:
+            raise UserError(f"{where}: min={least}, count={self.count} and max={most} must be in ascending order")
+        if self.start_s is not None and not self.scales:
+            raise UserError(f"{where}: start_s={self.start_s:g} is of instances that start and stop; give min and max")
+        if self.scales and self.data_parallel > 1:
+            raise UserError(f"{where}: data_parallel={self.data_parallel} instances step together and cannot start and "
+                            "stop; leave it out, or min and max")
 
 
 @dataclass(frozen=True)
@@ -76,6 +115,8 @@ class Cluster(Model):
     retention: Any = None  # which block of the prefix cache gives way: a name in conf/retention; None: the policy says
     pd_first_token: Literal["prefill", "decode"] = "prefill"  # pools: which instance sends the client its first token
     pd_handover_s: Annotated[float, Range(0, 60, "seconds")] = 0.11  # `decode`: from KV transfer to first decode
+    scale: Any = None  # who says how many instances are on: a name in conf/scale; None: the policy, or `static`
+    scale_interval_s: Annotated[float, Range(1, 86_400, "seconds")] = 30.0  # between its decisions
     max_batch: Annotated[int, Range(2, MOST)] = 1024
     slo: Any = "chat"
     twin: Any = None
@@ -113,17 +154,35 @@ class Cluster(Model):
             raise UserError(f"{where}: pd_first_token={self.pd_first_token} is of relaxed and strict pools; mixed "
                             "instances prefill and decode a request in one place")
         EngineClock.load(self.engine_clock)
+        self._check_fleet(where)
+
+    def _check_fleet(self, where: str) -> None:
+        if any(pool.scales for pool in pools_of(self, "relaxed", "strict")):
+            raise UserError(f"{where}: min, max and reclaimed are of mixed instances; relaxed and strict ones do not "
+                            "start and stop yet")
+        if self.scale and not self.scales:
+            raise UserError(f"{where}: scale={self.scale} has nothing to scale: no group of instances has min and max")
+        if self.scales and sum(pool.bounds[0] for pool in self.mixed) < 1:
+            raise UserError(f"{where}: the groups' min add up to 0; at least one instance must be on or starting")
+        if self.scales and self.kv_offloading_gib:
+            raise UserError(f"{where}: kv_offloading_gib={self.kv_offloading_gib:g} is lost when an instance stops, "
+                            "which is not simulated; leave it out, or min and max")
+
+    @property
+    def scales(self) -> bool:
+        """Whether it has instances that start and stop."""
+        return any(pool.scales for pool in self.mixed)
 
     def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
         """Model, memory account and sorted names of all chips, by which clusters are compared."""
-        chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
+        chips = [label("chip", pool.chip) for pool in pools_of(self, *ROLES)
                  for _ in range(pool.ranks * pool.tp * pool.pp)]
         memory = (self.memory, self.kv_fraction, self.max_num_batched_tokens, self.max_num_seqs)
         return label("model", self.model), memory, sorted(chips)
 
     def default_timing(self) -> str:
         """The default timing form (`ooco_gym.perf.deployment.default_timing`)."""
-        return default_timing(load_chip(pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed))
+        return default_timing(load_chip(pool.chip) for pool in pools_of(self, *ROLES))
 
     def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
         """(role, deployment) of each instance or data-parallel rank, relaxed ones first; `timing`
@@ -131,6 +190,11 @@ class Cluster(Model):
         model, form = load_model(self.model), timing_values(self.default_timing() if timing is None else timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
                 for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.ranks]
+
+
+def pools_of(cluster: Cluster, *roles: str) -> list[Pool]:
+    """The groups of some roles."""
+    return [pool for role in roles for pool in getattr(cluster, role)]
 
 
 def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) -> Deployment:

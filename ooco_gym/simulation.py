@@ -15,7 +15,9 @@ from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError
 from ooco_gym.metrics import summarise
 from ooco_gym.peak import title_of
+from ooco_gym.perf import load_model
 from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.perf.model import start_time_s
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.policy.policy import ENGINE_OPTIONS
@@ -26,7 +28,7 @@ from ooco_gym.schema import check_keys
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state, least_ps, slo_ps
-from ooco_gym.sim.config import Machine, SimConfig
+from ooco_gym.sim.config import Group, Machine, SimConfig
 from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.sim.retention import LONGEST_US
@@ -100,7 +102,22 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
         engine_clock=EngineClock.load(cluster.engine_clock),
         decode_first_token=cluster.pd_first_token == "decode",
         handover_s=cluster.pd_handover_s,
+        groups=groups_of(cluster),
+        scale_interval_s=cluster.scale_interval_s,
+        begin_s=scenario.start_s - float(protocol.warmup_s),
     )
+
+
+def groups_of(cluster: Cluster) -> tuple[Group, ...]:
+    """The groups of an elastic fleet; none of a fixed one."""
+    found, first = [], 0
+    for pool in cluster.mixed if cluster.scales else ():
+        spot = pool.reclaimed
+        start_s = start_time_s(load_model(cluster.model)) if pool.start_s is None else pool.start_s
+        found.append(Group(first, pool.ranks, pool.count, *pool.bounds, start_s, spot.notice_s if spot else 0.0,
+                           spot.rate_per_h if spot else 0.0, pool.tp * pool.pp))
+        first += pool.ranks
+    return tuple(found)
 
 
 class Simulation:
@@ -128,7 +145,7 @@ class Simulation:
         `whole` (as in `simulate`), an episode ends once all SLO violations are certain."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
-        chosen = with_rule(chosen, self.scenario.cluster)
+        chosen = with_rules(chosen, self.scenario.cluster)
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
         template = EngineClock.load(self.scenario.cluster.engine_clock).template_tokens
@@ -245,10 +262,20 @@ class Simulation:
                              int(pending.request), int(pending.count)))
 
 
-def with_rule(policy: Policy, cluster: Cluster) -> Policy:
-    """Returns the policy with the cluster's rule for its prefix cache, unless it was given one."""
-    given = policy.kept_by is not None or not cluster.retention
-    return policy if given else replace(policy, kept_by=policy_of(cluster.retention, "retention"))
+def with_rules(policy: Policy, cluster: Cluster) -> Policy:
+    """Returns the policy with the cluster's rules for its prefix caches and its fleet, unless it was given some.
+
+    Raises:
+        UserError: a scaling rule for a fleet that does not scale.
+    """
+    if policy.kept_by is None and cluster.retention:
+        policy = replace(policy, kept_by=policy_of(cluster.retention, "retention"))
+    if policy.scaled_by is None and cluster.scale:
+        policy = replace(policy, scaled_by=policy_of(cluster.scale, "scale"))
+    if policy.scaled_by is not None and not cluster.scales:
+        raise UserError(f"scale={policy.scaled_by.name} has nothing to scale: no group of mixed instances of cluster "
+                        f"'{cluster.name}' has min and max")
+    return policy
 
 
 def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, policy: Policy) -> tuple[str, ...]:
@@ -303,6 +330,8 @@ def profiled(policy: Policy, scenario: ResolvedScenario) -> Policy:
 
 def prepared(policy: Policy, context: PolicyContext) -> Policy:
     """Sets the parameters that a policy derives from the scenario."""
+    if policy.scaled_by is not None:
+        policy = replace(policy, scaled_by=prepared(policy.scaled_by, context))
     if policy.prepare is None:
         return policy
     return replace(policy, values={**policy.values, **policy.prepare(policy, context)})
@@ -385,4 +414,5 @@ def _sample(state: s.State, time_s: float) -> dict[str, Any]:
     return {"t_s": time_s, "urgent": instances["urgent_members"].copy(), "offline": instances["offline_members"].copy(),
             "online_waiting": instances["online_waiting"].copy(),
             "offline_waiting": instances["offline_waiting"].copy(),
-            "kv_share": 1.0 - instances["free_blocks"] / instances["total_blocks"]}
+            "kv_share": 1.0 - instances["free_blocks"] / instances["total_blocks"],
+            **({"power": instances["power"].copy()} if state.units.size else {})}

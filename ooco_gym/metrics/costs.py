@@ -24,7 +24,7 @@ def price_of(options: Mapping[str, Any]) -> float | None:
     return number("price_per_chip_hour", options["price_per_chip_hour"], 0, null="no price")
 
 
-def cost_metrics(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:
+def cost_metrics(summary: Mapping[str, Any], chips: float, price: float | None) -> dict[str, Any]:
     """Returns `cost` of a summary (docs/outputs.md): chips, goodput, and chip-hours per million
     tokens.
 
@@ -33,9 +33,12 @@ def cost_metrics(summary: Mapping[str, Any], chips: int, price: float | None) ->
 
     Args:
         summary: of a run.
-        chips: of its cluster.
+        chips: of its cluster; of an elastic fleet those paid for count, at its groups' own prices, if they have some.
         price: of a chip-hour, in any currency, or None.
     """
+    fleet = summary.get("fleet", {})
+    chips = fleet.get("chips", chips)
+    price = fleet["per_hour"] / chips if chips and "per_hour" in fleet else price
     online, batch = summary["online"], summary.get("batch")
     if batch:
         tokens = batch["total_tokens_per_s"]

@@ -73,6 +73,26 @@ def _flops(cached_tokens: np.ndarray, before: np.ndarray, computed: np.ndarray, 
     return flops
 
 
+def fleet_metrics(run: RunRecord) -> dict[str, Any]:
+    """Returns what an elastic fleet has used in the window, under `fleet`; empty for a fixed one.
+
+    `chips` is the mean number that is paid for, from starts to ends of drains; `per_hour` is their price, with
+    `price_per_chip_hour` of every group.
+    """
+    pools = run.scenario.cluster.mixed
+    if run.done is None or not run.done.used_ps.size:
+        return {}
+    chips = np.array([one.tp * one.pp for _, one in run.scenario.deployments])
+    used_s, window_s = run.done.used_ps / PS_PER_S, run.window_s[1] - run.window_s[0]
+    starts, reclaims = run.done.changes.sum(axis=0)
+    found = {"chips": float((chips * used_s).sum()) / window_s, "chip_s": float((chips * used_s).sum()),
+             "most_chips": int(chips.sum()), "starts": int(starts), "reclaims": int(reclaims)}
+    prices = [pool.price_per_chip_hour for pool in pools for _ in range(pool.ranks)]
+    if None not in prices:
+        found["per_hour"] = float((np.array(prices) * chips * used_s).sum()) / window_s
+    return {"fleet": found}
+
+
 def offloading_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns metrics of host memory as second tier of the prefix cache, in the window; empty without one."""
     if run.host_blocks is None or run.done is None:

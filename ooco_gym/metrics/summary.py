@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen, counted
-from ooco_gym.metrics.instances import instance_metrics, offloading_metrics, utilization_metrics
+from ooco_gym.metrics.instances import fleet_metrics, instance_metrics, offloading_metrics, utilization_metrics
 from ooco_gym.metrics.kept_up import kept_up_metrics
 from ooco_gym.metrics.quality import (
     Rules,
@@ -56,6 +56,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         **rejected_metrics(run),
         **session_metrics(run),
         **offloading_metrics(run),
+        **fleet_metrics(run),
         **batch_metrics(run),
         **({} if run.class_id is None else {"classes": class_metrics(run)}),
         "utilization": utilization_metrics(run),

@@ -1,4 +1,4 @@
-"""The seven decision points of the event loop; environments split `compose` further
+"""The eight decision points of the event loop; environments split `compose` further
 (`envs/stepping.py`).
 
 A rule for a point is a compiled function of a `View` that returns an integer, whose meaning depends
@@ -62,7 +62,10 @@ RETAIN = DecisionPoint("retain", s.RETAIN,
                "none: the request is view.request",
                "microseconds that its blocks are kept longer than their last use says: the block with the earliest sum "
                "is evicted first (0 for all: LRU)")
-POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN)
+SCALE = DecisionPoint("scale", s.SCALE, "an interval of an elastic fleet is over (`scale_interval_s`), for each group",
+              "none: view.instance is the group's first instance (policy/scaling.py has what is known of it)",
+              "the number of its instances that are to be on or starting, within its `min` and `max`")
+POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN, SCALE)
 
 
 def hook(point: DecisionPoint, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:

@@ -1,4 +1,4 @@
-"""A policy: seven rules, one for each decision point, and their parameters."""
+"""A policy: eight rules, one for each decision point, and their parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SETTINGS = ("gate_window", "prefill_tokens", "local_prefill_tokens", "layer_resu
             "bidirectional", "engine_version", "safepoint_layers", "preempt", "preempted_kv", "output_window",
             "outputs_by_class", "host_gib")
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs")  # they size an engine's batches, and its memory peak
-HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull", "retain")
+HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull", "retain", "scale")
+SCALES_FROM = s.PARAMS + s.KEEPS  # index in State.params of a scaling rule's first parameter
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Param:
 
 def slots(params: tuple[Param, ...], first: int = 0) -> Any:
     """Names the indices of parameters in State.params: `P.slo_margin` is an index, also in compiled
-    rules. Those of a retention rule are behind the policy's (`first`)."""
-    most = s.KEEPS if first else s.PARAMS
+    rules. Those of a retention or scaling rule are behind the policy's (`first`)."""
+    most = s.KEEPS if first else s.PARAMS  # s.SCALES is as many
     if len(params) > most:
         raise ValueError(f"a policy may have {most} parameters, not {len(params)}")
     return namedtuple("Slots", [p.name for p in params])(*range(first, first + len(params)))
@@ -79,7 +80,7 @@ def slots(params: tuple[Param, ...], first: int = 0) -> Any:
 
 @dataclass(frozen=True)
 class Policy:
-    """Seven rules and their parameters. Missing rules are the plain defaults of `policy/rules.py`.
+    """Eight rules and their parameters. Missing rules are the plain defaults of `policy/rules.py`.
 
     Attributes:
         name: registered name.
@@ -105,6 +106,8 @@ class Policy:
         linear: how a bundle describes these weights; None: no bundle can.
         keeps: how its instances' prefix caches evict, if `retain` does not say (`sim.retention`).
         kept_by: the retention rule in the place of its own: the cluster's, or one that is searched or compared.
+        scaled_by: the rule for `scale` in the place of its own: the cluster's, or the one in its name (`scale=hpa`).
+        foresees: a scaling rule that reads what is to come (State.foreseen): a bound.
         file: its file, as `get_policy` accepts it; empty for a registered name.
     """
 
@@ -121,6 +124,7 @@ class Policy:
     evict: Any = None
     pull: Any = None
     retain: Any = None
+    scale: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
@@ -129,6 +133,8 @@ class Policy:
     linear: SetsParameters | None = None
     keeps: int = LRU
     kept_by: Policy | None = None
+    scaled_by: Policy | None = None
+    foresees: bool = False
     file: str = ""
 
     def __post_init__(self) -> None:
@@ -141,14 +147,15 @@ class Policy:
         return all(getattr(rule, "flushes", False) for rule in self.hooks())
 
     def hooks(self) -> tuple[Any, ...]:
-        """The seven compiled rules in the order of the decision points."""
+        """The eight compiled rules in the order of the decision points."""
         return self._hooks
 
     @cached_property  # environments read it at every decision that a rule answers
     def _hooks(self) -> tuple[Any, ...]:
         plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.every_resident,
-                 rules.last_joined, rules.never_pull, rules.as_last_used)
-        mine = (getattr(self.kept_by or self if name == "retain" else self, name) for name in HOOKS)
+                 rules.last_joined, rules.never_pull, rules.as_last_used, rules.as_many)
+        others = {"retain": self.kept_by, "scale": self.scaled_by}
+        mine = (getattr(others.get(name) or self, name) for name in HOOKS)
         return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
 
     @property
@@ -171,7 +178,7 @@ class Policy:
         return replace(self, values={**self.values, **values})
 
     def vector(self) -> np.ndarray:
-        """Returns the parameters as float64[PARAMS + KEEPS] for State.params.
+        """Returns the parameters as float64[PARAMS + KEEPS + SCALES] for State.params.
 
         Raises:
             UserError: a parameter without a value, or with an invalid one.
@@ -188,9 +195,11 @@ class Policy:
 
     @cached_property
     def _vector(self) -> np.ndarray:
-        vector = np.zeros(s.PARAMS + s.KEEPS)
+        vector = np.zeros(s.PARAMS + s.KEEPS + s.SCALES)
         if self.kept_by is not None:
-            vector[s.PARAMS:] = self.kept_by.vector()[:s.KEEPS]
+            vector[s.PARAMS:SCALES_FROM] = self.kept_by.vector()[:s.KEEPS]
+        if self.scaled_by is not None:
+            vector[SCALES_FROM:] = self.scaled_by.vector()[:s.SCALES]
         for index, param in enumerate(self.params):
             if param.name not in self.values:
                 raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}': give the Param "

@@ -36,6 +36,7 @@ from ooco_gym.policy.weights import ORIGIN, origin_of, shipped_name
 from ooco_gym.resources import conf_root, load_yaml, names
 
 GROUP = "ooco_gym.policies"
+SCALE = "scale"  # the parameter of a policy that names the rule for the fleet's size; also that rule's group
 RETENTION = "retention="  # in a policy's place: a rule for the blocks of a prefix cache
 _PYTHON, _YAML = ".py", (".yaml", ".yml")
 
@@ -80,8 +81,24 @@ def get_policy(name: str, values: Mapping[str, Any] | None = None, group: str = 
     base, text = split_name(name)
     policy = _from_file(base, group) if is_file(base) else _registered(base, group)
     if text:
-        policy = policy.with_values(_parse_values(text, name), group)
-    return policy.with_values(values or {}, group)
+        policy = _with_values(policy, _parse_values(text, name), group)
+    return _with_values(policy, values or {}, group)
+
+
+def _with_values(policy: Policy, values: Mapping[str, Any], group: str) -> Policy:
+    """Sets parameters, of which `scale` names the rule for the fleet's size, and `scale.NAME` are this rule's."""
+    rest = {key: value for key, value in values.items() if key.partition(".")[0] != SCALE}
+    if len(rest) == len(values) or not policy.mixed:
+        return policy.with_values(values, group)
+    scaled = policy.scaled_by if values.get(SCALE) is None else policy_of(values[SCALE], SCALE)
+    if scaled is None:
+        raise UserError(f"{group} {policy.name}: {next(key for key in values if key not in rest)} is a parameter of a "
+                        f"scaling rule, and none is named: give {SCALE}=NAME, one of {', '.join(names(SCALE))}")
+    given = {key.partition(".")[2]: value for key, value in values.items() if key not in rest and key != SCALE}
+    scaled = scaled.with_values(given, SCALE)
+    said = {SCALE: scaled.file or scaled.name, **{f"{SCALE}.{key}": value for key, value in scaled.values.items()}}
+    policy = policy.with_values(rest, group)
+    return replace(policy, scaled_by=scaled, values={**policy.values, **said})
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, RETAIN, ROUTE, hook
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, RETAIN, ROUTE, SCALE, hook
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import flush, flush_totals, urgent_load
@@ -120,7 +120,7 @@ def fewest_requests(state):
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         requests = spec.running + spec.online_waiting + spec.offline_waiting
-        if requests < least:
+        if requests < least and spec.power == s.ON:
             best, least = instance, requests
         if least == 0:
             break
@@ -292,3 +292,9 @@ def never_pull(view):
 def as_last_used(view):
     """Keeps blocks in the order of their last use, as vLLM does."""
     return 0
+
+
+@hook(SCALE, flushes=True)
+def as_many(view):
+    """As many instances as at the beginning."""
+    return view.state.groups[view.state.units[view.instance].group].count

@@ -477,6 +477,19 @@ def renew_offloaded(state, instance, slot):
 
 # --- Future use of content (Echo 4.2) ----------------------------------------------------------------------
 @inner
+def forget_all(state, instance):
+    """Empties the prefix cache of an instance that runs nothing. Returns the number of blocks that were held."""
+    blocks, total = state.blocks[instance], state.instances[instance].total_blocks
+    held = unpin(state, instance, total) if state.config.retention == TTL else np.int64(0)
+    for block in range(total if tracked(state) else 0):
+        if blocks[block].key != 0:
+            unlink(state, instance, block)
+            _forget(state, instance, block)
+            push(state, instance, block, 0, False)
+    return held
+
+
+@inner
 def note_demand(state, slot, change):
     """Updates the levels of blocks that an offline request shares when it arrives (`change` 1) or
     leaves (-1)."""

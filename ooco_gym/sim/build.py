@@ -14,6 +14,7 @@ from ooco_gym.perf.table import fill, least_decode_ps, least_prefill_ps, sums_la
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.costs import work_out_alone
+from ooco_gym.sim.fleet import begin_fleet
 from ooco_gym.sim.policy_context import PREFILL_ENTRIES, table_of
 from ooco_gym.sim.pool import fill_pool, fill_retained, offloaded_blocks, pool_for
 from ooco_gym.workload import Trace, Turns
@@ -60,7 +61,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
         weights=0 if weights is None else len(weights))
     if mixed:
-        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # mixed instances have no gate
+        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0),  # mixed instances have no gate
+                               groups=len(sim.groups), intervals=_intervals(trace, sim, window_s[1]))
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           relaxed * (len(machines) - relaxed), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
@@ -80,6 +82,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     fill_pool(state, trace, sim.max_batch, names, keys)
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention, seed)
+    if sim.groups:
+        _fill_fleet(state, sim)
     _copy_given(state, params, predicted, weights)
     _fill_clients(state, trace)
     return state
@@ -204,6 +208,31 @@ def _fill_links(state: s.State, relaxed: int, sim: SimConfig) -> None:
         links[key] = -1
     links["bytes_per_s"] = sim.kv_link_bytes_per_s
     state.heap[2] = -1
+
+
+def _intervals(trace: Trace, sim: SimConfig, end_s: float) -> int:
+    """Number of intervals of an elastic fleet until the window's end or the last arrival; 0 for a fixed one."""
+    last_s = max(end_s, float(trace.arrival_s.max(initial=0.0)))
+    return int(last_s / sim.scale_interval_s) + 1 if sim.groups else 0
+
+
+def _fill_fleet(state: s.State, sim: SimConfig) -> None:
+    """Fills the groups of an elastic fleet, and which of their instances are on at the beginning."""
+    for index, group in enumerate(sim.groups):
+        row, engines = state.groups[index], slice(group.first, group.first + group.engines)
+        for name in ("first", "engines", "least", "most", "count", "rate_per_h", "chips"):
+            row[name] = getattr(group, name)
+        row["target"] = group.count
+        row["start_ps"], row["notice_ps"] = round(group.start_s * s.PS_PER_S), round(group.notice_s * s.PS_PER_S)
+        state.units["group"][engines], state.units["due_ps"][engines] = index, s.NEVER
+        state.instances["power"][engines] = s.OFF
+        state.instances["power"][engines][: group.count] = s.ON
+    fleet = state.fleet
+    fleet.interval_ps = fleet.next_ps = round(sim.scale_interval_s * s.PS_PER_S)
+    fleet.day_ps = round(sim.begin_s * s.PS_PER_S)
+    fleet.asked = len(sim.groups)
+    handle = s.handle_of(state)  # must live as long as its address is used
+    begin_fleet(handle.address)
 
 
 def least_ps(machines: Sequence[Machine], state: s.State, sim: SimConfig, cached: np.ndarray) -> np.ndarray:

@@ -19,6 +19,21 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Equal instances of an elastic fleet, `engines` of them from index `first` on, `count` on at the beginning."""
+
+    first: int
+    engines: int
+    count: int
+    least: int
+    most: int
+    start_s: float = 0.0
+    notice_s: float = 0.0
+    rate_per_h: float = 0.0
+    chips: int = 1  # of an instance
+
+
+@dataclass(frozen=True)
 class SimConfig:
     """SLOs, protocol and cluster, as inputs of the simulator. Times in seconds."""
 
@@ -38,3 +53,6 @@ class SimConfig:
     engine_clock: EngineClock = NO_HOST_TIME
     decode_first_token: bool = False  # pools: the client's first token comes from the decode instance
     handover_s: float = 0.0
+    groups: tuple[Group, ...] = ()  # of an elastic fleet
+    scale_interval_s: float = 30.0
+    begin_s: float = 0.0  # time of day at the beginning of the run

@@ -12,6 +12,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, flush, flush_all, flush_totals, start_run, wake
+from ooco_gym.sim.fleet import elastic, leave, leaving
 from ooco_gym.sim.lanes import WRITTEN, member_count, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
@@ -179,6 +180,10 @@ def _dispatch_mixed(state, instance, compose):
     composed at once (vLLM: `step_with_batch_queue`)."""
     spec = state.instances[instance]
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
+    if elastic(state) and spec.power != s.ON:
+        if leave(state, instance):
+            return TASK_DONE
+        ahead = ahead and not leaving(state, instance)
     if state.config.retention == TTL:
         end_pins(state, instance)
     if state.config.data_parallel > 0 and spec.ranks > 0:

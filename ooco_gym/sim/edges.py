@@ -21,6 +21,8 @@ class Edge(NamedTuple):
         busy_ps: int64[m, 3], time by `KINDS`, with the iteration in progress.
         block_us: int64[m], blocks of KV memory in use, times microseconds.
         prefix_tokens: int64[m, 2], context lengths at first admission, and tokens of these found in the prefix cache.
+        used_ps: int64[m], time for which an instance of an elastic fleet is paid for; int64[0] of a fixed one.
+        changes: int64[g, 2], starts and reclaims of its groups.
         loaded: int64[m, 2], tokens loaded from host memory as second tier, and hits only there; int64[0, 2] without.
     """
 
@@ -28,6 +30,8 @@ class Edge(NamedTuple):
     busy_ps: np.ndarray
     block_us: np.ndarray
     prefix_tokens: np.ndarray
+    used_ps: np.ndarray
+    changes: np.ndarray
     loaded: np.ndarray
 
     def since(self, before: Edge) -> Edge:
@@ -42,9 +46,12 @@ def edge_of(state: s.State, at_ps: int) -> Edge:
     busy_ps = np.stack([instances[f"{kind}_ps"] for kind in KINDS], axis=1)
     for index, spec in enumerate(instances):
         busy_ps[index] += _in_progress_ps(state, index, spec, at_ps)
-    used = instances["total_blocks"] - instances["free_blocks"]
+    used, units = instances["total_blocks"] - instances["free_blocks"], state.units
+    paid = instances["power"][: units.size] != s.OFF
     return Edge(computed_tokens(state.requests), busy_ps, used * (at_ps // PS_PER_US) - instances["kv_times_us"],
                 np.stack([instances["looked_tokens"], instances["cached_tokens"]], axis=1),
+                units["used_ps"] + np.where(paid, at_ps - units["begun_ps"], 0),
+                np.stack([state.groups["starts"], state.groups["reclaims"]], axis=1),
                 np.stack([state.tier["loaded_tokens"], state.tier["hits"]], axis=1))
 
 

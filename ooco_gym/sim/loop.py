@@ -19,11 +19,13 @@ from ooco_gym.sim.blocks import keep_for, note_demand
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
 from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, dispatch, place_new, retry_pushes
+from ooco_gym.sim.fleet import elastic, note_arrival, routed
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
-from ooco_gym.sim.mixed import can_be_stopped, end_mixed, stop_mixed
+from ooco_gym.sim.mixed import end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
-from ooco_gym.sim.queues import add_dispatch, add_task, enqueue, next_event, retry_waiting, schedule, take_event
+from ooco_gym.sim.queues import add_dispatch, add_task, enqueue, next_event, retry_waiting, take_event
 from ooco_gym.sim.records import CACHE_LINE
+from ooco_gym.sim.scaling import reroute, run_clock, steer, wake_engine
 from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, release, skip_turns, take_arrival
 from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.transfers import end_handover, end_transfer, send_leaving
@@ -92,6 +94,9 @@ def _arrive(state, slot, route):
         if answer == s.ASK:
             return UNANSWERED
         instance = answer if 0 <= answer < reached else 0
+    if elastic(state):
+        note_arrival(state, slot)
+        instance = routed(state, instance)
     request.instance = instance
     request.origin = instance
     request.target = -1
@@ -122,10 +127,7 @@ def _arrive(state, slot, route):
         cut(state, instance)
         add_task(state, s.INTERRUPT_FOR, instance, slot)
     elif spec.role == s.MIXED:
-        if spec.activity == s.IDLE:  # its next iteration sees all arrivals at this time
-            schedule(state, instance, clock.now_ps)
-        elif request.urgent and can_be_stopped(state, instance):
-            add_task(state, s.INTERRUPT_FOR, instance, slot)
+        wake_engine(state, instance, slot)
     else:
         wake(state, instance)
     return TASK_DONE
@@ -193,7 +195,7 @@ def _retain(state, instance, slot, hook):
 
 
 @inlined
-def _work(state, route, interrupt, gate, compose, evict, pull, retain):
+def _work(state, route, interrupt, gate, compose, evict, pull, retain, scale):
     """Runs the open tasks. Returns UNANSWERED if one waits for an answer."""
     queues = state.queues
     while queues.task_head < queues.task_tail:
@@ -207,8 +209,8 @@ def _work(state, route, interrupt, gate, compose, evict, pull, retain):
             done = place_new(state, slot, route, evict)
         elif kind == s.RETRY_PUSHES:
             done = retry_pushes(state, instance, route, evict)
-        elif kind == s.RETAIN_FOR:
-            done = _retain(state, instance, slot, retain)
+        elif kind > s.DISPATCH:
+            done = _work_seldom(state, kind, instance, slot, route, retain, scale)
         else:
             done = dispatch(state, instance, gate, compose, evict, pull)
             if done != UNANSWERED:
@@ -221,14 +223,24 @@ def _work(state, route, interrupt, gate, compose, evict, pull, retain):
 
 
 @inner
-def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, until_ps, answer):
+def _work_seldom(state, kind, instance, slot, route, retain, scale):
+    """Runs a task of a kind that few runs have."""
+    if kind == s.RETAIN_FOR:
+        return _retain(state, instance, slot, retain)
+    if kind == s.STEER:
+        return steer(state, scale)
+    return reroute(state, instance, route)
+
+
+@inner
+def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, scale, until_ps, answer):
     """Advances the episode; see `run`."""
     pending, clock = state.pending, state.clock
     if pending.point != s.NO_POINT and answer != s.ASK:
         pending.answered = 1
         pending.answer = answer
     while True:
-        if _work(state, route, interrupt, gate, compose, evict, pull, retain) == UNANSWERED:
+        if _work(state, route, interrupt, gate, compose, evict, pull, retain, scale) == UNANSWERED:
             return s.ASKED
         if clock.next_arrival_ps == UNKNOWN:
             clock.next_arrival_ps = _next_arrival(state)
@@ -254,8 +266,10 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, until_
             _end_iteration(state, source)
         elif source < state.instances.size + state.links.size:
             end_transfer(state, source - state.instances.size)
-        else:
+        elif source == state.instances.size + state.links.size:
             end_handover(state)
+        else:
+            run_clock(state)
 
 
 @inner
@@ -286,8 +300,8 @@ def run(handle, rules, until_ps, answer):
 
     Args:
         handle: address of the episode (`state.handle_of`).
-        rules: int64[7], addresses of the compiled rules for route, interrupt, gate, compose, evict, pull and retain
-            (`decisions.addresses`).
+        rules: int64[8], addresses of the compiled rules for route, interrupt, gate, compose, evict, pull, retain and
+            scale (`decisions.addresses`).
         until_ps: the horizon; events at that time still happen.
         answer: the answer to the decision that the last call stopped at, or ASK.
 
@@ -299,7 +313,7 @@ def run(handle, rules, until_ps, answer):
     state = s.state_at(handle)
     outer, state.config.retain_rule = state.config.retain_rule, rules[6]
     why = run_loop(state, rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
-                   rule_at(rules[4]), rule_at(rules[5]), rule_at(rules[6]), until_ps, answer)
+                   rule_at(rules[4]), rule_at(rules[5]), rule_at(rules[6]), rule_at(rules[7]), until_ps, answer)
     state.config.retain_rule = outer
     return why
 

@@ -111,6 +111,7 @@ INSTANCE = np.dtype(
         ("seasoned_urgent", np.int32),  # of these, members that have made a step on lanes
         ("seasoned_offline", np.int32),
         ("lane_counted", np.int32),  # of these, counted online requests
+        ("power", np.int32),  # ON, or in an elastic fleet another state (`sim.fleet`)
         ("lane_steps", np.int64),  # steps since the lanes began
         ("lane_first", np.int64),  # step at which the first member has all its tokens, if known
         ("lane_held", np.int64),  # step up to which the memory of all tokens is held
@@ -208,6 +209,33 @@ TIER = np.dtype(  # an instance's second tier in host memory; apart, as INSTANCE
         ("loaded_tokens", np.int64),  # tokens loaded from there so far
         ("link_free_ps", np.int64),  # when the last load is complete
         ("hits", np.int64),  # of the instance's `cached_tokens`, those found only there
+    ]
+)
+
+UNIT = np.dtype(  # what an instance of an elastic fleet has beside its `power` (`sim.fleet`)
+    [
+        ("group", np.int64),
+        ("begun_ps", np.int64),  # begin of its present start
+        ("due_ps", np.int64),  # when the clock changes its state, or NEVER
+        ("notice", np.int64),  # 1: it is reclaimed, and ends at `due_ps`; 2: it ends now
+        ("used_ps", np.int64),  # time from starts to ends of drains, without the present one
+    ]
+)
+
+GROUP = np.dtype(  # a cluster's group of equal instances, some of which are on
+    [
+        ("first", np.int64),  # index of its first instance
+        ("engines", np.int64),  # number of its instances, on or not
+        ("least", np.int64),  # `min` and `max` of the cluster's YAML
+        ("most", np.int64),
+        ("count", np.int64),  # on at the beginning
+        ("start_ps", np.int64),
+        ("notice_ps", np.int64),
+        ("rate_per_h", np.float64),  # of reclaims of an instance
+        ("chips", np.int64),  # of an instance
+        ("target", np.int64),  # the last answer, within its bounds
+        ("starts", np.int64),  # so far
+        ("reclaims", np.int64),
     ]
 )
 
@@ -374,6 +402,20 @@ class Gauges(Record):
     relaxed_decodable: int  # requests that can decode on relaxed instances
     outstanding_ps: int  # reference GPU time of unfinished offline requests
     outstanding_since_ps: int
+
+
+class Fleet(Record):
+    """What an elastic fleet is steered by (`sim.scaling`)."""
+
+    interval_ps: int  # between decisions; 0: the fleet is fixed
+    next_ps: int  # the next decision
+    asked: int  # index of the group that is asked; -1: none
+    intervals: int  # that are over, entries of State.tides
+    day_ps: int  # time of day at the beginning of the run
+    online_arrived: int  # in the present interval
+    online_tokens: int  # their prompts
+    offline_arrived: int
+    offline_tokens: int
 
 
 class Totals(Record):

@@ -17,14 +17,17 @@ from ooco_gym.perf.latency import GRID_COLUMNS, GRID_ROWS, TABLE, must_compile
 from ooco_gym.sim.records import (
     BLOCK,
     CACHE_LINE,
+    GROUP,
     INSTANCE,
     LINK,
     PAIR,
     QUEUE,
     REQUEST,
     TIER,
+    UNIT,
     Clock,
     Config,
+    Fleet,
     Gauges,
     Integrals,
     Observed,
@@ -47,6 +50,9 @@ ROLE_NAMES = ("relaxed", "strict", "mixed")
 IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE, MIXING = range(5)
 ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode", "mixed")
 
+# --- States of an instance (`power`); the first two compose iterations, the first alone takes new requests ----------
+ON, DRAINING, STARTING, OFF = range(4)
+
 # --- Rows of State.members: requests with KV memory on an instance, and running ones -------------------------
 URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
 LANDING = 2  # row of State.push_queues, after URGENT and OFFLINE
@@ -57,8 +63,8 @@ SYNCHRONOUS = 0  # an iteration is composed when the previous one is over
 HIDES_FINISHING = 1  # composed while the previous one runs, without requests whose last token is in progress
 SEES_FINISHING = 2  # the same with these requests, as in vLLM's own scheduler
 
-# --- The seven decision points (`policy/decisions.py`), and no point --------------------------------------------------
-NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN = range(8)
+# --- The eight decision points (`policy/decisions.py`), and no point --------------------------------------------------
+NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL, RETAIN, SCALE = range(9)
 
 # --- Special answers ----------------------------------------------------------------------------
 ASK = -1  # any point: answer from outside the loop
@@ -82,11 +88,13 @@ LAST_TOKENS = 1  # every one has finished, so latencies do not depend on the SLO
 ALL_TOKENS = 2  # every counted request of both classes has; the window lasts until then
 
 # --- Tasks: work left by an event, each resumable at its decision ------------------------------------------
-ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH, RETAIN_FOR = range(6)
+ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH, RETAIN_FOR, STEER, REROUTE = range(8)
 
 DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at by default
 PARAMS = 48  # capacity for a policy's own parameters
 KEEPS = 16  # for those of a retention rule, behind them in State.params
+SCALES = 16  # for those of a scaling rule, behind these
+NOTES = 64  # numbers that a scaling rule may keep per group between decisions
 MEMORY = 40  # numbers that a policy may keep per instance between decisions
 LEVELS = 64  # queues of free blocks, lowest first
 BUCKETS = 32  # buckets of prompt lengths: powers of two
@@ -108,7 +116,7 @@ class State(NamedTuple):
     integrals: Integrals
     push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests waiting for a decode instance;
     # LANDING: those with memory there (HANDED_OVER) that cannot decode yet
-    params: np.ndarray  # float64[PARAMS + KEEPS], the policy's own, and its retention rule's
+    params: np.ndarray  # float64[PARAMS + KEEPS + SCALES], the policy's own, its retention and its scaling rule's
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, except turns that wait for another
     instances: np.ndarray  # INSTANCE[m]
@@ -119,7 +127,7 @@ class State(NamedTuple):
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
     heap: np.ndarray  # int64[3, m + l + 1], indexed heap of event sources (instances, links, the hand-over): times,
-    # their sources, index by source
+    # their sources, index by source; of an elastic fleet one more, its clock
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
     waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each instance (`sim.waiting`)
     picks: np.ndarray  # int32[B], wide answers and candidates
@@ -141,6 +149,12 @@ class State(NamedTuple):
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them;
     # with LOOKED_UP its cached context: tokens, blocks, and number of these that no request reads
+    fleet: Fleet
+    groups: np.ndarray  # GROUP[g] of an elastic fleet; else GROUP[0]
+    units: np.ndarray  # UNIT[m] of an elastic fleet; else UNIT[0]
+    tides: np.ndarray  # float64[4, intervals], online arrivals and their prompt tokens, then offline ones, by interval
+    notes: np.ndarray  # float64[g, NOTES], the scaling rule's own
+    foreseen: np.ndarray  # float64[2, intervals], prompt and output tokens to come online, for bounds; else [2, 0]
     weights: np.ndarray  # float64[k], weights of a learned rule (`Policy.weights`); empty for others
     outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each in order of finish (a ring) and sorted (`sim.memory`)
     due_ps: np.ndarray  # int64[n], deadlines of offline requests, or NEVER; empty if none has one; for a
@@ -190,6 +204,9 @@ class OptionalSizes(NamedTuple):
     heaps: int = 0  # rows of each instance's heap of blocks
     retained: int = 0
     shared: int = 0  # entries of State.shared_ps
+    groups: int = 0
+    intervals: int = 0  # of State.tides
+    foreseen: int = 0
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -201,13 +218,13 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     """Allocates a zeroed state of the given sizes; `sim.build` fills it."""
     return in_one_piece(State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
-        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS + KEEPS),
+        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS + KEEPS + SCALES),
         aligned_zeros(n_requests, REQUEST), np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 4, max_batch), np.int32),
         np.zeros((n_instances, block_tokens), np.int32),
         np.zeros((n_instances, 2, max_batch), np.int64),
         np.zeros(n_links, LINK),
-        np.zeros((3, n_instances + n_links + 1), np.int64), np.zeros((TASKS, 3), np.int32),
+        np.zeros((3, n_instances + n_links + 1 + (pool.groups > 0)), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros((n_instances, 4, pool.waiting_window), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((pool.tiers * n_instances, pool.blocks), BLOCK),
@@ -218,6 +235,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
+        Fleet.zeros(), np.zeros(pool.groups, GROUP), np.zeros(n_instances if pool.groups else 0, UNIT),
+        np.zeros((4, pool.intervals)), np.zeros((pool.groups, NOTES)), np.zeros((2, pool.foreseen)),
         np.zeros(pool.weights),
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)), np.zeros(n_requests if pool.clients else 0, np.int32),
@@ -236,7 +255,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
                "tables")
 # Never written while an episode runs: copies share these arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "successor", "think_ps")
+SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "successor", "think_ps", "foreseen")
 
 
 def share_tables(state: State, other: State) -> State:
@@ -296,5 +315,5 @@ class View(NamedTuple):
 VIEW_TYPE = types.NamedTuple([Reference(STATE_TYPE), types.int64, types.int64, types.Array(types.int32, 1, "C")], View)
 HOOK_SIGNATURE = types.int64(VIEW_TYPE)
 HOOK_TYPE = types.FunctionType(HOOK_SIGNATURE)
-RULES_TYPE = types.Array(types.int64, 1, "C")  # addresses of the seven rules, in the order of the decision points
+RULES_TYPE = types.Array(types.int64, 1, "C")  # addresses of the eight rules, in the order of the decision points
 rule_at = function_at(HOOK_TYPE)

@@ -27,7 +27,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine
 from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
 from ooco_gym.sim.policy_context import policy_context
-from ooco_gym.simulation import Simulation, prepared, profiled, with_rule
+from ooco_gym.simulation import Simulation, prepared, profiled, with_rules
 
 # Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
@@ -82,7 +82,7 @@ class PlayedWindow:
         Raises:
             UserError: the policy cannot run it.
         """
-        policy = with_rule(candidate.policy, self.scenario.cluster)
+        policy = with_rules(candidate.policy, self.scenario.cluster)
         with self._lock:
             template = self._template(policy)
             mine = self._prepared(policy, template)

@@ -1,6 +1,6 @@
 """A random rule for each decision point, keyed so that it answers alike however the loop is driven."""
 
-from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, SCALE, hook
 from ooco_gym.policy.policy import Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import random_below
@@ -83,5 +83,14 @@ def pull(view):
     return count
 
 
+@hook(SCALE)
+def scale(view):
+    """From one less than none to one more than all."""
+    state, most = view.state, view.state.groups[view.state.units[view.instance].group].engines
+    answer = random_below(state, STREAM + 6, view.instance, state.fleet.intervals, 0, most + 3) - 2
+    return answer if answer != s.ASK else 0
+
+
 assert s.STRICT == 1
-policy = Policy("random_rules", route=route, interrupt=interrupt, gate=gate, compose=compose, evict=evict, pull=pull)
+policy = Policy("random_rules", route=route, interrupt=interrupt, gate=gate, compose=compose, evict=evict, pull=pull,
+                scale=scale)

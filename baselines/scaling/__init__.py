@@ -1,0 +1,1 @@
+"""Rules for the decision `scale`: how many instances of an elastic fleet are on."""
