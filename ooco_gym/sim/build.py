@@ -58,11 +58,10 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
-        turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
-        weights=0 if weights is None else len(weights))
+        turns=int(waits.sum()), groups=len(sim.groups), intervals=_intervals(trace, sim, window_s[1]),
+        predicted=0 if predicted is None else len(trace), weights=0 if weights is None else len(weights))
     if mixed:
-        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0),  # mixed instances have no gate
-                               groups=len(sim.groups), intervals=_intervals(trace, sim, window_s[1]))
+        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # mixed instances have no gate
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           relaxed * (len(machines) - relaxed), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
@@ -82,8 +81,6 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     fill_pool(state, trace, sim.max_batch, names, keys)
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention, seed)
-    if sim.groups:
-        _fill_fleet(state, sim)
     _copy_given(state, params, predicted, weights)
     _fill_clients(state, trace)
     return state
@@ -368,6 +365,8 @@ def _fill_records(state: s.State, sim: SimConfig, seed: int, window_s: tuple[flo
     config.default_ttft_ps = round(sim.slo.ttft_s * s.PS_PER_S)
     config.default_tpot_ps = round(sim.slo.tpot_s * s.PS_PER_S)
     online = state.requests["online"] == 1
+    if sim.groups:
+        _fill_fleet(state, sim)
     config.own_tpot = int((state.requests["tpot_slo_ps"][online] < config.default_tpot_ps).any())
     state.observed.offline_output_mean = sim.prior_output_tokens
     state.observed.online_output_mean = sim.prior_output_tokens
