@@ -81,7 +81,7 @@ def route(view):
     if state.push_queues[s.URGENT].head >= 0:
         return s.WAIT
     best, fewest = s.WAIT, int(state.params[P.batch_cap])
-    for instance in range(state.config.relaxed_count, state.instances.size):
+    for instance in range(state.config.strict_from, state.instances.size):
         load = state.instances[instance].decodable + state.instances[instance].arriving
         if load < fewest:
             best, fewest = instance, load

@@ -70,7 +70,7 @@ def strict_free(state):
     """Share of the strict instances' blocks that stays free after all requests there have grown by
     `growth` times their mean output."""
     free, total = 0.0, 1.0
-    for instance in range(state.config.relaxed_count, state.instances.size):
+    for instance in range(state.config.strict_from, state.instances.size):
         flush_totals(state, instance)
         spec = state.instances[instance]
         free += spec.free_blocks - growing_blocks(state, instance, state.observed.offline_output_mean)

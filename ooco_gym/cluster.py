@@ -92,6 +92,16 @@ class Pool(Model):
 
 
 @dataclass(frozen=True)
+class RoleChange(Model):
+    """A time, and the number of relaxed instances from then on (`sim.roles`)."""
+
+    PLACE = "cluster.role_changes"
+
+    at_s: Annotated[float, Range(0, 1e9, "seconds")]  # of the window
+    relaxed: Instances
+
+
+@dataclass(frozen=True)
 class Cluster(Model):
     """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and
     decode in one batch).
@@ -117,6 +127,7 @@ class Cluster(Model):
     pd_handover_s: Annotated[float, Range(0, 60, "seconds")] = 0.11  # `decode`: from KV transfer to first decode
     scale: Any = None  # who says how many instances are on: a name in conf/scale; None: the policy, or `static`
     scale_interval_s: Annotated[float, Range(1, 86_400, "seconds")] = 30.0  # between its decisions
+    role_changes: tuple[RoleChange, ...] = ()  # pools: instances that drain and take the other role
     max_batch: Annotated[int, Range(2, MOST)] = 1024
     slo: Any = "chat"
     twin: Any = None
@@ -150,6 +161,7 @@ class Cluster(Model):
             if pool.data_parallel > 1:
                 raise UserError(f"{where}: data_parallel={pool.data_parallel} is for mixed instances; leave it out, or "
                                 "give mixed instances")
+        self._check_roles(where)
         if self.mixed and self.pd_first_token != "prefill":
             raise UserError(f"{where}: pd_first_token={self.pd_first_token} is of relaxed and strict pools; mixed "
                             "instances prefill and decode a request in one place")
@@ -172,6 +184,20 @@ class Cluster(Model):
     def scales(self) -> bool:
         """Whether it has instances that start and stop."""
         return any(pool.scales for pool in self.mixed)
+
+    def _check_roles(self, where: str) -> None:
+        count, before_s = sum(pool.ranks for pool in (*self.relaxed, *self.strict)), -1.0
+        for i, change in enumerate(self.role_changes):
+            key = f"role_changes[{i}]"
+            if self.mixed:
+                raise UserError(f"{where}: role_changes are of pools' instances; a mixed one has both roles")
+            if change.relaxed >= count:
+                raise UserError(f"{where}: {key}.relaxed={change.relaxed} must leave a strict one of {count} "
+                                f"instances: at most {count - 1}")
+            if change.at_s <= before_s:
+                raise UserError(f"{where}: {key}.at_s={change.at_s:g} must come after the one before it, "
+                                f"{before_s:g}")
+            before_s = change.at_s
 
     def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
         """Model, memory account and sorted names of all chips, by which clusters are compared."""

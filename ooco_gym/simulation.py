@@ -105,6 +105,7 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
         groups=groups_of(cluster),
         scale_interval_s=cluster.scale_interval_s,
         begin_s=scenario.start_s - float(protocol.warmup_s),
+        role_changes=tuple((change.at_s, change.relaxed) for change in cluster.role_changes),
     )
 
 

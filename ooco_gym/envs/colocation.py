@@ -22,10 +22,10 @@ COLUMN = columns(INSTANCE)
 @step_kernel
 def offer_instances(state, buffers, i):
     """Offers the base policy's choice, then the least loaded instances."""
-    slot, relaxed = state.pending.request, state.config.relaxed_count
+    slot, config = state.pending.request, state.config
     request, chosen = state.requests[slot], buffers.chosen[i]
     arrives = request.status < s.WAITING
-    first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
+    first, last = (0, config.relaxed_count) if arrives else (config.strict_from, state.instances.size)
     wanted = base_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if first <= wanted < last else -1)
     available = 0

@@ -160,7 +160,7 @@ def _fill_queues(state, instance, out):
 
 @inlined
 def _fill_strict(state, out):
-    first, total = state.config.relaxed_count, state.instances.size
+    first, total = state.config.strict_from, state.instances.size
     latency = online = offline = free = wants_pull = arriving = context = 0.0
     for instance in range(first, total):
         flush_totals(state, instance)

@@ -26,7 +26,7 @@ COLUMN = columns(LEVEL)
 @step_kernel
 def offer_levels(state, buffers, i):
     """Offers the levels of the margin, in ascending order."""
-    instance = min(state.config.relaxed_count, state.instances.size - 1)
+    instance = min(state.config.strict_from, state.instances.size - 1)
     flush(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context

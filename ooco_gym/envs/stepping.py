@@ -72,7 +72,7 @@ def set_margin(state, buffers, value):
 def end_runs(state):
     """Ends strict instances' decode runs after the present step, so that new parameters apply to
     the next one."""
-    for instance in range(state.config.relaxed_count, state.instances.size):
+    for instance in range(state.config.strict_from, state.instances.size):
         flush_totals(state, instance)
         cut(state, instance)
 
@@ -268,7 +268,7 @@ def own_answer(state, buffers, i):
 def _where(state, kind):
     """The instance of the pending decision; at a clock decision, the first strict one."""
     if kind >= b.CLOCK:
-        return np.int64(min(state.config.relaxed_count, state.instances.size - 1))
+        return np.int64(min(state.config.strict_from, state.instances.size - 1))
     instance, slot = np.int64(state.pending.instance), state.pending.request
     if instance < 0:
         instance = np.int64(max(0, state.requests[slot].instance)) if slot >= 0 else np.int64(0)

@@ -79,7 +79,7 @@ def reference_worth(state, slot, output):
     """Reference GPU time of a request with `output` tokens (docs/protocol.md), in ps, as in
     `sim.build`."""
     prompt = state.requests[slot].prompt_tokens
-    strict = min(state.config.relaxed_count, state.instances.size - 1)
+    strict = min(state.config.strict_from, state.instances.size - 1)
     table = state.instances[strict].table
     size = min(REFERENCE_BATCH, state.decode_lines.shape[1] - 1)
     step = decode_latency(state, table, size, size * (prompt + 0.5 * output))

@@ -150,8 +150,8 @@ def fewest_of_ranks(state):
 def lightest_strict(state, slot, bound_ps):
     """First strict instance whose predicted latency with the request is within the bound, else the
     fastest."""
-    best, least = state.config.relaxed_count, s.NEVER
-    for instance in range(state.config.relaxed_count, state.instances.size):
+    best, least = state.config.strict_from, s.NEVER
+    for instance in range(state.config.strict_from, state.instances.size):
         spec = state.instances[instance]
         if state.tables[spec.belief].noise > 0.0:  # draws are keyed by the step number, which a flush updates
             flush_totals(state, instance)

@@ -59,21 +59,22 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
         turns=int(waits.sum()), groups=len(sim.groups), intervals=_intervals(trace, sim, window_s[1]),
-        predicted=0 if predicted is None else len(trace), weights=0 if weights is None else len(weights))
-    if mixed:
-        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # mixed instances have no gate
+        predicted=0 if predicted is None else len(trace), weights=0 if weights is None else len(weights),
+        role_changes=len(sim.role_changes))
+    first_target, *_, most = sorted([relaxed, relaxed, *(count for _, count in sim.role_changes)])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
-                          relaxed * (len(machines) - relaxed), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
+                          most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
     _fill_tables(state, unique, sim, rows)
     _fill_instances(state, machines, tables, unique, rows, sim)
-    _fill_links(state, relaxed, sim)
+    _fill_links(state, sim, most, first_target)
     _fill_requests(state, trace, sim, window_s, class_blind, waits, tables[0], tables[min(relaxed, len(tables) - 1)])
     if turns is not None and waits.any():
         _fill_turns(state, turns, waits, sim.engine_clock)
     _charge_host(state, len(unique), sim, async_scheduling if mixed else s.SYNCHRONOUS)
     _fill_alone(state)
-    _fill_records(state, sim, seed, window_s, relaxed, bulk, class_blind, trace.block_tokens)
+    _fill_records(state, sim, seed, window_s, bulk, class_blind, trace.block_tokens)
+    _fill_roles(state, sim, relaxed, first_target)
     state.config.max_position = machines[0].deployment.model.max_position
     _set_config(state.config, settings, sim)
     if state.tier.size:
@@ -81,8 +82,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     fill_pool(state, trace, sim.max_batch, names, keys)
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention, seed)
-    _copy_given(state, params, predicted, weights)
-    _fill_clients(state, trace)
+    _copy_given(state, trace, params, predicted, weights)
     return state
 
 
@@ -116,17 +116,16 @@ def _fill_alone(state: s.State) -> None:
     work_out_alone(handle.address)
 
 
-def _copy_given(state: s.State, params: np.ndarray, predicted: np.ndarray | None, weights: np.ndarray | None) -> None:
-    """Copies the policy's parameters, predicted lengths and weights, if any."""
+def _copy_given(state: s.State, trace: Trace, params: np.ndarray, predicted: np.ndarray | None,
+                weights: np.ndarray | None) -> None:
+    """Copies the policy's parameters, predicted lengths and weights, if any. Numbers the rows of `State.ended` that
+    requests of a client count in; those of none: of all of their class."""
     state.params[:] = params
     if predicted is not None:
         state.predicted[:] = predicted
     if weights is not None:
         state.weights[:] = weights
 
-
-def _fill_clients(state: s.State, trace: Trace) -> None:
-    """Numbers the rows of `State.ended` that requests of a client count in; those of none: of all of their class."""
     if state.client.size and trace.client is not None:
         client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)
         state.client[:] = 2 * client + trace.online
@@ -196,11 +195,11 @@ def _fill_ranks(instances: np.ndarray, data_parallel: Sequence[int]) -> None:
         begin = end
 
 
-def _fill_links(state: s.State, relaxed: int, sim: SimConfig) -> None:
-    strict = state.instances.size - relaxed
+def _fill_links(state: s.State, sim: SimConfig, sources: int, first_target: int) -> None:
+    targets = state.instances.size - first_target
     links = state.links
-    links["source"] = np.repeat(np.arange(relaxed), strict)
-    links["target"] = relaxed + np.tile(np.arange(strict), relaxed)
+    links["source"] = np.repeat(np.arange(sources), targets)
+    links["target"] = first_target + np.tile(np.arange(targets), sources)
     for key in ("current", "push_head", "push_tail", "pull_head", "pull_tail"):
         links[key] = -1
     links["bytes_per_s"] = sim.kv_link_bytes_per_s
@@ -237,8 +236,11 @@ def least_ps(machines: Sequence[Machine], state: s.State, sim: SimConfig, cached
     an idle cluster without jitter, whatever the policy does: int64[2, n] in ps. Pools prefill a prompt as a whole,
     mixed instances in any chunks, with up to `cached` tokens of it, int64[n], from a prefix cache."""
     tables, found = {}, np.full((2, len(cached)), s.NEVER)
-    for machine, row in zip(machines, state.instances["table"].tolist(), strict=True):
-        tables[machine.role, row] = table_of(machine.deployment, sim.max_batch)._replace(  # with the engine's host time
+    roles = {machine.role for machine in machines}
+    pairs = [(role, machine, row) for machine, row in zip(machines, state.instances["table"].tolist(), strict=True)
+             for role in (roles if sim.role_changes else (machine.role,))]
+    for role, machine, row in pairs:
+        tables[role, row] = table_of(machine.deployment, sim.max_batch)._replace(  # with the engine's host time
             prefill_slope_ps=int(state.tables["prefill_slope_ps"][row]),
             **{name: getattr(state, name)[row] for name in ("prefill_ps", "head_ps", "decode_lines")})
     for part in (slice(begin, begin + SOME) for begin in range(0, len(cached), SOME)):
@@ -337,8 +339,19 @@ def _charge_host(state: s.State, truths: int, sim: SimConfig, async_scheduling: 
         state.tables["prefill_slope_ps"][rows] += round(clock.prefill_token_s * ps)
 
 
-def _fill_records(state: s.State, sim: SimConfig, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
-                   class_blind: bool, hash_tokens: int) -> None:
+def _fill_roles(state: s.State, sim: SimConfig, relaxed: int, first_target: int) -> None:
+    config = state.config
+    config.relaxed_count = config.strict_from = config.wanted_relaxed = relaxed
+    config.first_target = first_target
+    if sim.role_changes:
+        times_s, state.role_changes[:, 1] = zip(*sim.role_changes, strict=True)
+        state.role_changes[:, 0] = state.clock.window_start_ps + np.rint(np.multiply(times_s, s.PS_PER_S))
+        source = state.heap.shape[1] - 1
+        state.heap[:2, 0], state.heap[2, source], state.queues.heap_size = (state.role_changes[0, 0], source), 0, 1
+
+
+def _fill_records(state: s.State, sim: SimConfig, seed: int, window_s: tuple[float, float], bulk: bool,
+                  class_blind: bool, hash_tokens: int) -> None:
     config = state.config
     state.push_queues["head"] = state.push_queues["tail"] = -1
     state.clock.last_arrival = -1
@@ -358,7 +371,6 @@ def _fill_records(state: s.State, sim: SimConfig, seed: int, window_s: tuple[flo
     config.gate_poll_ps = round(sim.gate_poll_s * s.PS_PER_S)
     config.decode_first_token = int(sim.decode_first_token)
     config.handover_ps = round(sim.handover_s * s.PS_PER_S) if sim.decode_first_token else 0
-    config.relaxed_count = relaxed
     config.data_parallel = int(state.instances["ranks"].max())
     config.least_blocks = int(state.instances["total_blocks"].min())
     config.inter_token_slo_ps = s.NEVER if sim.slo.gap_s is None else round(sim.slo.gap_s * s.PS_PER_S)

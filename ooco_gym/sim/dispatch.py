@@ -27,6 +27,7 @@ from ooco_gym.sim.prefill import (
 )
 from ooco_gym.sim.queues import (
     cancel,
+    dequeue,
     has_capacity,
     join_decodable,
     join_push_queue,
@@ -36,6 +37,7 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.ranks import AHEAD, NOW, start_ranks
 from ooco_gym.sim.retention import TTL
+from ooco_gym.sim.roles import changing, enter, settle_roles
 from ooco_gym.sim.step_actions import end_pins
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
@@ -135,13 +137,47 @@ def evict_from(state, instance, slot):
     wake(state, origin)
 
 
+# --- Where a request waits for prefill ------------------------------------------------------------------------------
+@inlined
+def choose_entry(state, slot, reached, route):
+    """Instance, of the first `reached`, where a request queues for prefill; ASK if that is asked outside."""
+    if reached <= 1:
+        return np.int64(0)
+    answer = np.int64(ask(state, s.ROUTE, -1, slot, 0, route))
+    if answer != s.ASK and (not 0 <= answer < reached or changing(state, answer)):
+        return np.int64(0)
+    return answer
+
+
+@inner
+def hand_back(state, instance, route):
+    """Routes the requests anew that wait on an instance whose role does not prefill them."""
+    spec = state.instances[instance]
+    online = changing(state, instance) or state.config.local_prefill_tokens == 0
+    while instance >= state.config.relaxed_count and (spec.offline_waiting > 0 or (online and spec.online_waiting > 0)):
+        slot = spec.online_head if online and spec.online_waiting > 0 else spec.offline_head
+        state.requests[slot].status = s.FUTURE  # by which rules know a request that arrives
+        answer = choose_entry(state, slot, state.config.relaxed_count, route)
+        if answer == s.ASK:
+            return UNANSWERED
+        dequeue(state, instance, slot)
+        enter(state, slot, answer)
+    return TASK_DONE
+
+
 # --- An idle instance -----------------------------------------------------------------------------------------------
 @inlined
-def dispatch(state, instance, gate, compose, evict_hook, pull):
+def dispatch(state, instance, route, gate, compose, evict_hook, pull):
     """Gives an idle instance its next iteration. Returns UNANSWERED if a decision is pending."""
     spec = state.instances[instance]
     if spec.role == s.MIXED:
         return _dispatch_mixed(state, instance, compose)
+    if instance >= state.config.relaxed_count and state.role_changes.size > 0 and spec.activity == s.IDLE:
+        if changing(state, instance) and spec.suspended > 0:
+            drop_suspended(state, instance)
+        if hand_back(state, instance, route) == UNANSWERED:
+            return UNANSWERED
+        settle_roles(state)
     while spec.activity == s.IDLE:
         if spec.stage == CHOOSE:
             if spec.role == s.RELAXED or spec.online_waiting > 0:
@@ -158,7 +194,8 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
                 return UNANSWERED
             spec.stage = PULLING
         if spec.stage == PULLING:
-            if spec.role == s.STRICT and _pull(state, instance, pull) == UNANSWERED:
+            pulls = spec.role == s.STRICT and instance >= state.config.strict_from
+            if pulls and _pull(state, instance, pull) == UNANSWERED:
                 return UNANSWERED
             spec.stage = STARTING
         if spec.running == 0:
@@ -387,14 +424,14 @@ def place(state, slot, queued, route, evict_hook):
 
 @inlined
 def _choose_target(state, slot, route):
-    relaxed, instances = state.config.relaxed_count, state.instances.size
-    if state.requests[slot].urgent and instances - relaxed == 1:
-        return relaxed
+    first, instances = state.config.strict_from, state.instances.size
+    if state.requests[slot].urgent and instances - first == 1:
+        return first
     answer = ask(state, s.ROUTE, -1, slot, 0, route)
-    if answer >= 0 and not relaxed <= answer < instances:
-        return relaxed
+    if answer >= 0 and not first <= answer < instances:
+        return first
     if answer == s.STAY and state.requests[slot].urgent:
-        return relaxed  # online requests never decode on a relaxed instance
+        return first  # online requests never decode on a relaxed instance
     return answer
 
 
@@ -402,7 +439,7 @@ def _choose_target(state, slot, route):
 def _wake_pullers(state):
     """Wakes strict instances that found no request to pull, as a new offline request decodes on a
     relaxed one."""
-    for instance in range(state.config.relaxed_count, state.instances.size):
+    for instance in range(state.config.strict_from, state.instances.size):
         if state.instances[instance].wants_pull:
             state.instances[instance].wants_pull = 0
             state.instances[instance].pull_due = 1

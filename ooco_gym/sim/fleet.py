@@ -17,6 +17,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import forget_all
 from ooco_gym.sim.costs import random_unit
 from ooco_gym.sim.memory import take_blocks
+from ooco_gym.sim.mixed import can_be_stopped
 from ooco_gym.sim.queues import add_dispatch, add_task, cancel, schedule
 from ooco_gym.sim.step_actions import preempt, unschedule
 
@@ -71,6 +72,17 @@ def routed(state, answer):
     if elastic(state) and state.instances[answer].power != s.ON:
         return np.int64(holder(state))
     return np.int64(answer)
+
+
+@inlined
+def wake_engine(state, instance, slot):
+    """Lets an instance see a request that has joined its queue."""
+    spec = state.instances[instance]
+    if spec.activity == s.IDLE:  # its next iteration sees all arrivals at this time
+        if serves(spec):
+            schedule(state, instance, state.clock.now_ps)
+    elif state.requests[slot].urgent and can_be_stopped(state, instance):
+        add_task(state, s.INTERRUPT_FOR, instance, slot)
 
 
 # --- Changes of state -----------------------------------------------------------------------------------------------

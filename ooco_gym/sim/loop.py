@@ -17,15 +17,16 @@ from ooco_gym.perf.latency import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import keep_for, note_demand
 from ooco_gym.sim.costs import blocks_for
-from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
-from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, dispatch, place_new, retry_pushes
+from ooco_gym.sim.decode import end_run, flush_all, interrupt_step
+from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, choose_entry, dispatch, hand_back, place_new, retry_pushes
 from ooco_gym.sim.fleet import elastic, note_arrival, routed
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
-from ooco_gym.sim.queues import add_dispatch, add_task, enqueue, next_event, retry_waiting, take_event
+from ooco_gym.sim.queues import add_dispatch, add_task, next_event, retry_waiting, take_event
 from ooco_gym.sim.records import CACHE_LINE
-from ooco_gym.sim.scaling import reroute, run_clock, steer, wake_engine
+from ooco_gym.sim.roles import change_roles, enter
+from ooco_gym.sim.scaling import reroute, run_clock, steer
 from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, release, skip_turns, take_arrival
 from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.transfers import end_handover, end_transfer, send_leaving
@@ -85,20 +86,15 @@ def _fade(rate, elapsed, horizon_s):
 def _arrive(state, slot, route):
     """Routes an arriving request to a relaxed (or mixed) instance, where it queues for prefill; with
     `local_prefill_tokens` also to the strict instance where it will decode."""
-    request, clock = state.requests[slot], state.clock
-    instance, reached = 0, state.config.relaxed_count
+    request, clock, reached = state.requests[slot], state.clock, state.config.relaxed_count
     if state.config.local_prefill_tokens > 0 and request.urgent:
         reached = state.instances.size
-    if reached > 1:
-        answer = ask(state, s.ROUTE, -1, slot, 0, route)
-        if answer == s.ASK:
-            return UNANSWERED
-        instance = answer if 0 <= answer < reached else 0
+    instance = choose_entry(state, slot, reached, route)
+    if instance == s.ASK:
+        return UNANSWERED
     if elastic(state):
         note_arrival(state, slot)
         instance = routed(state, instance)
-    request.instance = instance
-    request.origin = instance
     request.target = -1
     if request.online:
         _observe_arrival(state)
@@ -107,6 +103,7 @@ def _arrive(state, slot, route):
     elif measured(state):
         state.totals.offline_arrived += 1
     if _too_large(state, request):
+        request.instance = request.origin = instance
         request.status = s.REJECTED
         if state.config.clients:
             release(state, slot)
@@ -120,16 +117,7 @@ def _arrive(state, slot, route):
     if not request.online:
         change_outstanding(state, request.service_ps)
         note_demand(state, slot, 1)
-    request.status = s.WAITING
-    enqueue(state, instance, slot, False)
-    spec = state.instances[instance]
-    if request.urgent and (spec.activity == s.PREFILL_OFFLINE or spec.activity == s.DECODE) and not spec.interrupted:
-        cut(state, instance)
-        add_task(state, s.INTERRUPT_FOR, instance, slot)
-    elif spec.role == s.MIXED:
-        wake_engine(state, instance, slot)
-    else:
-        wake(state, instance)
+    enter(state, slot, instance)
     return TASK_DONE
 
 
@@ -212,7 +200,7 @@ def _work(state, route, interrupt, gate, compose, evict, pull, retain, scale):
         elif kind > s.DISPATCH:
             done = _work_seldom(state, kind, instance, slot, route, retain, scale)
         else:
-            done = dispatch(state, instance, gate, compose, evict, pull)
+            done = dispatch(state, instance, route, gate, compose, evict, pull)
             if done != UNANSWERED:
                 state.instances[instance].queued = 0
         if done == UNANSWERED:
@@ -229,6 +217,8 @@ def _work_seldom(state, kind, instance, slot, route, retain, scale):
         return _retain(state, instance, slot, retain)
     if kind == s.STEER:
         return steer(state, scale)
+    if kind == s.HAND_BACK:
+        return hand_back(state, instance, route)
     return reroute(state, instance, route)
 
 
@@ -268,8 +258,10 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, scale,
             end_transfer(state, source - state.instances.size)
         elif source == state.instances.size + state.links.size:
             end_handover(state)
-        else:
+        elif elastic(state):
             run_clock(state)
+        else:
+            change_roles(state)
 
 
 @inner

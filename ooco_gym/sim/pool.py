@@ -26,7 +26,8 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
     """Returns the array sizes that a policy's settings, the trace and the cost tables need."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
-    sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), sim.max_batch),
+    window = settings.get("gate_window", 0 if mixed else s.DEFAULT_GATE_WINDOW)  # mixed instances have no gate
+    sizes = {"waiting_window": window if mixed else min(window, sim.max_batch),
              "outputs": settings.get("output_window", 0), "deadlines": 0 if trace.deadline_s is None else n,
              "clients": 0 if trace.client is None or not n else 2 * (int(trace.client.max()) + 2),
              "shared": PREFILL_ENTRIES if any(table.shared_ps.size for table in tables) else 0}

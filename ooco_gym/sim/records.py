@@ -328,7 +328,11 @@ class Config(Record):
     tpot_min_tokens: int
     tpot_from_decode: int
     gate_poll_ps: int
-    relaxed_count: int  # number of instances that arrivals are routed to, the first ones
+    relaxed_count: int  # number of instances that arrivals are routed to, the first ones (`sim.roles` moves it)
+    strict_from: int  # first instance that prefilled requests are routed to (`sim.roles`)
+    wanted_relaxed: int  # relaxed instances once all that change their role have done so
+    next_change: int  # row of State.role_changes
+    first_target: int  # first instance that is strict at some time
     inter_token_slo_ps: int  # NEVER: none
     max_num_batched_tokens: int  # of an iteration of a mixed instance
     max_num_seqs: int

@@ -7,9 +7,8 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask
-from ooco_gym.sim.fleet import change, drain, holder, schedule_clock, serves, start, turn_off
-from ooco_gym.sim.mixed import can_be_stopped
-from ooco_gym.sim.queues import add_dispatch, add_task, dequeue, enqueue_by_arrival, schedule
+from ooco_gym.sim.fleet import change, drain, holder, schedule_clock, start, turn_off, wake_engine
+from ooco_gym.sim.queues import add_dispatch, add_task, dequeue, enqueue_by_arrival
 
 
 @inner
@@ -131,14 +130,3 @@ def _move(state, slot, instance, to):
     request.origin = to
     enqueue_by_arrival(state, to, slot)
     wake_engine(state, to, slot)
-
-
-@inlined
-def wake_engine(state, instance, slot):
-    """Lets an instance see a request that has joined its queue."""
-    spec = state.instances[instance]
-    if spec.activity == s.IDLE:  # its next iteration sees all arrivals at this time
-        if serves(spec):
-            schedule(state, instance, state.clock.now_ps)
-    elif state.requests[slot].urgent and can_be_stopped(state, instance):
-        add_task(state, s.INTERRUPT_FOR, instance, slot)

@@ -88,7 +88,7 @@ LAST_TOKENS = 1  # every one has finished, so latencies do not depend on the SLO
 ALL_TOKENS = 2  # every counted request of both classes has; the window lasts until then
 
 # --- Tasks: work left by an event, each resumable at its decision ------------------------------------------
-ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH, RETAIN_FOR, STEER, REROUTE = range(8)
+ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH, RETAIN_FOR, STEER, REROUTE, HAND_BACK = range(9)
 
 DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at by default
 PARAMS = 48  # capacity for a policy's own parameters
@@ -126,8 +126,9 @@ class State(NamedTuple):
     ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
+    role_changes: np.ndarray  # int64[k, 2], times, and number of relaxed instances from then on (`sim.roles`)
     heap: np.ndarray  # int64[3, m + l + 1], indexed heap of event sources (instances, links, the hand-over): times,
-    # their sources, index by source; of an elastic fleet one more, its clock
+    # their sources, index by source; of an elastic fleet, or with role changes, one more
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
     waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each instance (`sim.waiting`)
     picks: np.ndarray  # int32[B], wide answers and candidates
@@ -207,6 +208,7 @@ class OptionalSizes(NamedTuple):
     groups: int = 0
     intervals: int = 0  # of State.tides
     foreseen: int = 0
+    role_changes: int = 0
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -224,7 +226,9 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, block_tokens), np.int32),
         np.zeros((n_instances, 2, max_batch), np.int64),
         np.zeros(n_links, LINK),
-        np.zeros((3, n_instances + n_links + 1 + (pool.groups > 0)), np.int64), np.zeros((TASKS, 3), np.int32),
+        np.zeros((pool.role_changes, 2), np.int64),
+        np.zeros((3, n_instances + n_links + 1 + (pool.role_changes + pool.groups > 0)), np.int64),
+        np.zeros((TASKS, 3), np.int32),
         np.zeros((n_instances, 4, pool.waiting_window), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((pool.tiers * n_instances, pool.blocks), BLOCK),
@@ -255,7 +259,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
                "tables")
 # Never written while an episode runs: copies share these arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "successor", "think_ps", "foreseen")
+SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "successor", "think_ps", "foreseen",
+          "role_changes")
 
 
 def share_tables(state: State, other: State) -> State:

@@ -30,9 +30,9 @@ from ooco_gym.sim.queues import (
 
 @inlined
 def link_of(state, source, target):
-    """Index of the link from a relaxed to a strict instance (relaxed instances come first)."""
-    relaxed = state.config.relaxed_count
-    return source * (state.instances.size - relaxed) + (target - relaxed)
+    """Index of the link from an instance that may be relaxed to one that may be strict."""
+    first = state.config.first_target
+    return source * (state.instances.size - first) + (target - first)
 
 
 @inlined

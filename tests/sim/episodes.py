@@ -78,8 +78,12 @@ def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool =
                   "belief_factor": draw(st.sampled_from((1.0, 1.3)))}
     if draw(st.booleans()):
         rules |= {"decode_first_token": True, "handover_s": draw(st.sampled_from((0.0, 0.013, 0.11)))}
+    relaxed, strict = draw(pool), draw(pool)
+    if draw(st.integers(0, 2)) == 0:
+        times = sorted(draw(st.sets(st.sampled_from((0.0, 0.3, 1.1, 2.5, 6.0)), min_size=1)))
+        rules["role_changes"] = tuple((at_s, draw(st.integers(1, len(relaxed + strict) - 1))) for at_s in times)
     points = draw(st.sets(st.sampled_from(POINT_NAMES))) if random_rules and draw(st.booleans()) else set()
-    setup = Setup(requests=draw(traces()), relaxed=draw(pool), strict=draw(pool),
+    setup = Setup(requests=draw(traces()), relaxed=relaxed, strict=strict,
                   kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))), policy=policy, values=values,
                   random_points=tuple(sorted(points)), seed=draw(st.integers(0, 2**40)),
                   window_s=draw(st.sampled_from(((0.0, 20.0), (0.2, 3.0)))), rules=rules)

@@ -228,7 +228,21 @@ def check_turns(state: s.State) -> None:
         assert row == 1 or len(heap) == np.count_nonzero(ended & ahead)
 
 
+def check_roles(state: s.State) -> None:
+    """Relaxed instances first, then those that change, then strict ones; nothing waits where it is not prefilled."""
+    config, role = state.config, state.instances["role"]
+    assert 1 <= config.relaxed_count <= config.strict_from < len(role)
+    assert config.relaxed_count <= config.wanted_relaxed <= config.strict_from
+    assert (role[: config.relaxed_count] == s.RELAXED).all() and (role[config.strict_from :] == s.STRICT).all()
+    elsewhere = state.instances[config.relaxed_count :]
+    idle = elsewhere["activity"] == s.IDLE
+    assert not elsewhere["offline_waiting"][idle].any()
+    assert config.local_prefill_tokens > 0 or not elsewhere["online_waiting"][idle].any()
+
+
 def check(state: s.State) -> None:
+    """All of them."""
+    check_roles(state)
     check_turns(state)
     check_memory(state)
     check_lists(state)

@@ -16,7 +16,8 @@ def route(view):
     relaxed = state.config.relaxed_count
     if request.status < s.WAITING:
         return random_below(state, STREAM, view.request, 0, 0, relaxed)
-    strict = relaxed + random_below(state, STREAM, view.request, request.evictions, 1, state.instances.size - relaxed)
+    first = state.config.strict_from
+    strict = first + random_below(state, STREAM, view.request, request.evictions, 1, state.instances.size - first)
     if request.urgent:
         return strict
     answer = random_below(state, STREAM, view.request, request.evictions, 2, 3)
