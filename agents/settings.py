@@ -15,6 +15,7 @@ Seed = Annotated[int, Range(0, LARGEST_SEED)]
 Decisions = Annotated[int, Range(1, 1 << 24)]
 Windows = Annotated[int, Range(1, 1 << 16)]
 Episodes = Annotated[int, Range(1, 1 << 20)]
+Population = Annotated[int, Range(4, 1 << 14, null="4 + 3 ln n")]
 NoLimit = Annotated[float, Range(0, unit="seconds", above=True, null="no limit")]
 ItsOwn = Annotated[float, Range(0, unit="seconds", above=True, null="the environment's own")]
 _PACKAGES = {

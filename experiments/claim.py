@@ -56,7 +56,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             with jobs.progress(f"claim {name_of(one)}"):
                 found, study = played(one, given, jobs)
             answers.append(found)
-            tests = _sentences(found)
+            tests = [f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): {test['verdict']}."
+                     for test in found["tests"]]
             result = f"Result: {found['verdict']}."
             sections.append(section_of(study, [found["statement"], *tests, result], found["command"]))
             seeds = sum(block[2] for block in found["blocks"])
@@ -126,9 +127,3 @@ def by_blocks(test: Mapping[str, Any]) -> str:
     """Returns a test's number with its interval, and those of its blocks."""
     blocks = " and ".join(map(ours, test["blocks"]))
     return ours(test) + (f", by blocks {blocks}" if blocks else "")
-
-
-def _sentences(found: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence on each test: its number on all seeds and on each block, its range, and its verdict."""
-    return [f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): {test['verdict']}."
-            for test in found["tests"]]

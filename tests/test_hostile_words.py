@@ -34,15 +34,6 @@ def test_a_price_is_a_number_of_at_least_0(capsys: pytest.CaptureFixture[str], w
     assert "price_per_chip_hour" in refused(capsys, *words, f"price_per_chip_hour={price}")
 
 
-@pytest.mark.parametrize(("words", "key"), [
-    (("duration_s=1e308", "online_rate=1"), "duration_s"), (("warmup_s=1e300",), "warmup_s"),
-    (("drain_s=1e300",), "drain_s"), (("start_s=1e300",), "start_s"), (("start_s=-1e300",), "start_s"),
-    (("+workload.batch_s=1e-320",), "batch_s")])
-def test_times_beyond_the_clock_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...],
-                                            key: str) -> None:
-    assert f"{key}" in refused(capsys, "simulate", "policy=ooco", *words)
-
-
 @pytest.mark.parametrize("env", ["gating", "eviction", "packing"])
 def test_an_action_beyond_all_integers_is_refused(capsys: pytest.CaptureFixture[str], env: str) -> None:
     Path("big.py").write_text("def act(observation):\n    return 10**30\n")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError
 from ooco_gym.scenario import Scenario
 
 TRAIN = ("train", "env=interruption", "agent.n_envs=2", "window_s=60", "total_timesteps=64", "validation.windows=1",
@@ -79,20 +78,3 @@ def test_a_resolved_scenario_stands_for_itself_and_can_be_sent(tmp_path: Path) -
     assert sent.describe() == known.describe() and len(pickle.dumps(known)) < 100_000
     (part,) = sent.workload.parts
     assert part.source.rows == 2, "the file is opened again"
-
-
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"cluster": "pair_8b"}, "unknown cluster 'pair_8b' (did you mean 'pair_7b'?)"),
-    ({"workload": "oco"}, "unknown workload 'oco'"),
-    ({"protocol": {"warmup": 1.0}}, "protocol: unknown key 'warmup' (did you mean 'warmup_s'?)"),
-    ({"protocol": {"warmup_s": 1.0}}, "protocol.drain_s is missing"),
-    ({"predictor": "biassed"}, "predictor.name='biassed' must be one of exact, biased"),
-    ({"offline": {"mode": "jobs"}}, "offline.jobs is missing"),
-    ({"offline": {"mode": "rate"}}, "offline.rate is missing"),
-    ({"slo": {"ttft_s": 1e-6, "tpot_s": 0.1}}, "slo.ttft_s=1e-06 cannot be met"),
-    ({"workload": "azure_conv", "cluster": "echo_llama31_8b"}, "no peak factor is stored for workload 'azure_conv'"),
-])
-def test_a_scenario_that_cannot_be_is_refused_when_it_is_resolved(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Scenario(**fields).resolve()
-    assert str(caught.value).startswith(message)

@@ -1,14 +1,14 @@
 """The possible content of an agent's configuration (`conf/agent`): algorithm, teacher, constraint.
 
 All is checked before anything is built, and without torch. An algorithm of Stable-Baselines3 needs a file
-`conf/agent/<name>.yaml` with `name: <name>`, its name in `ALGORITHMS`, and its classes in `models.CLASSES`.
+`conf/agent/<name>.yaml` with `name: <name>`, its name in `Algorithm`, and its classes in `models.CLASSES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from agents.search.optimisers import CMA, CMA_LINEAR
 from agents.settings import Decisions
@@ -16,10 +16,9 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.schema import Amount, Count, Model, Positive, Range, Seconds, Share, check
 
 Settings = Mapping[str, Any]
-
-
 MOST_STEPS = 1 << 20  # decisions of an update, with which memory grows
-ALGORITHMS = ("maskable_ppo",)  # their classes are in `agents.learning.models`
+Algorithm = Literal["maskable_ppo"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # their classes are in `agents.learning.models`
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:
@@ -61,7 +60,7 @@ class Agent(Model):
 
     PLACE = "agent"
 
-    name: str
+    name: Algorithm
     n_envs: Annotated[int, Range(1, 4096)]
     hidden: Annotated[int, Range(1, 1 << 13)]
     batch_size: Annotated[int, Range(2, 1 << 20)]

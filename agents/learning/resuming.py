@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from agents.policies.runs import CONFIG_FILE, STATE_FILE, clear, holds_run, learned, read_config
-from agents.search.optimisers import is_search
+from agents.search.optimisers import CMA
 from ooco_gym.errors import UserError
 from ooco_gym.report.pages import in_sweep
 from ooco_gym.schema import plain
@@ -59,7 +59,8 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
     words = HydraConfig.get().overrides.task if on_command_line else list(asked)
     for word in words:
         key = word.partition("=")[0].lstrip("+~").partition("@")[0]
-        if is_search(kept["agent"]) and (key == _LONGER or (key == "agent" and is_search(asked["agent"]))):
+        if kept["agent"].get("name") == CMA and (
+                key == _LONGER or (key == "agent" and asked["agent"].get("name") == CMA)):
             if key == _LONGER or not on_command_line:  # on a command line, agent=cma says no more than its name
                 kept["agent"]["generations"] = asked["agent"].get("generations")
         elif key.partition(".")[0] in _ANEW:

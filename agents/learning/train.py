@@ -13,7 +13,7 @@ from agents.learning.algorithms import check_agent
 from agents.policies.runs import POLICY_FILE
 from agents.search import linear
 from agents.search.command import search, show
-from agents.search.optimisers import is_linear, is_search
+from agents.search.optimisers import CMA, CMA_LINEAR
 from agents.settings import ItsOwn, NoLimit, Seed, Windows, group, require
 from ooco_gym.schema import Count, Range, Share, check_all, plain
 
@@ -37,12 +37,12 @@ def main(cfg: Any) -> dict[str, Any]:
         config = resuming.resumed_config(cfg)
     else:
         resuming.check_free(config)
-    if is_search(group(config, "agent")):
+    if group(config, "agent").get("name") == CMA:
         summary = search(config, resumed, _tracked_search(config))
         show(summary, Path(config["out"]))
         return summary
     _check(config)
-    if is_linear(config["agent"]):
+    if config["agent"].get("name") == CMA_LINEAR:
         summary = linear.search(config, Path(config["out"]), started)
         linear.show(summary, Path(config["out"]))
         return summary
@@ -69,7 +69,7 @@ def _tracked_search(config: Mapping[str, Any]) -> Any:
 
 def _check(config: Mapping[str, Any]) -> None:
     """Checks a user's values."""
-    if not is_linear(group(config, "agent")):
+    if group(config, "agent").get("name") != CMA_LINEAR:
         check_agent(group(config, "agent"))
     check_all(config, total_timesteps=Count, seed=Seed, threads=Count, max_wall_s=NoLimit, window_s=ItsOwn,
               checkpoint_every_s=Annotated[float, Range(0, above=True, null="no time limit")])

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from agents.environments import make_env
 from agents.policies.runs import SEARCHED_FILE, clear, searched_policy, write_config
 from agents.search.episodes import Search
-from agents.search.judging import SCORES, format_score
-from agents.settings import ItsOwn, NoLimit, Seed, Windows, group, require
-from ooco_gym.errors import UserError, unknown
+from agents.search.judging import Score, format_score
+from agents.settings import ItsOwn, NoLimit, Population, Seed, Windows, group, require
+from ooco_gym.errors import UserError
 from ooco_gym.policy.registry import policy_named, spelling_of
-from ooco_gym.resources import load_yaml
+from ooco_gym.resources import load_yaml, merged
 from ooco_gym.schema import Count, Model, Positive, Range, Share, check_all, demand, plain
 
 
@@ -37,6 +37,42 @@ class ValidationKeys(Model):
     windows: Annotated[int, Range(2, 1 << 16)]
     every: Count
     patience: Count
+
+
+@dataclass(frozen=True)
+class CmaAgent(Model):
+    """A search over whole episodes; conf/agent/cma.yaml has what each key means, and the defaults."""
+
+    PLACE = "agent"
+
+    name: Literal["cma"]
+    policy: Any
+    weights: Any
+    params: Any
+    space: Mapping[str, Any] | None
+    spread: Annotated[float, Range(1)]
+    weight_scale: Positive
+    sigma: Positive
+    population: Population
+    generations: Annotated[int, Range(1, null="no limit")]
+    restarts: Annotated[int, Range(0)]
+    windows: Annotated[int, Range(2, 1 << 16)]
+    warmup_s: Annotated[float, Range(0, null="the environment's")]
+    conditions: tuple[Mapping[str, Any], ...] | None
+    reference: Any
+    score: Score
+    training_limit: Annotated[float, Range(0, 1, above=True)]
+    halving: Halving
+    validation: ValidationKeys
+    threads: Annotated[int, Range(1, null="one for each core")]
+
+    def validate(self, where: str) -> None:
+        super().validate(where)
+        keep = self.halving.keep
+        demand(keep <= 0.9 or keep == 1, f"{where}.halving.keep", keep, "a share from 0.1 to 0.9, or 1 (no halving)")
+        if self.windows % len(self.conditions or (None,)):
+            raise UserError(f"{where}.windows={self.windows} must be a multiple of the {len(self.conditions or ())} "
+                            "conditions, which get equally many windows")
 
 
 def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
@@ -69,26 +105,11 @@ def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[...,
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the agent's settings, with defaults from conf/agent/cma.yaml, after checking a user's values."""
-    usual, given = load_yaml("agent", "cma"), plain(config["agent"])
-    agent = {**usual, **given}
-    for key, kind in (("halving", Halving), ("validation", ValidationKeys)):
-        demand(isinstance(agent[key], Mapping), f"agent.{key}", agent[key], f"a mapping of {', '.join(usual[key])}")
-        agent[key] = {**usual[key], **agent[key]}
-        kind.read(agent[key], f"agent.{key}")
-    keep = agent["halving"]["keep"]
-    demand(keep <= 0.9 or keep == 1, "agent.halving.keep", keep, "a share from 0.1 to 0.9, or 1 (no halving)")
+    agent = merged(load_yaml("agent", "cma"), plain(config["agent"]))
+    CmaAgent.read(agent)
     check_all(config, seed=Seed, max_wall_s=NoLimit, window_s=ItsOwn)
     config["env"], config["validation"] = group(config, "env"), plain(config.get("validation") or {})
     check_all(config["validation"], "validation", violation_limit=Share)
-    check_all(agent, "agent", restarts=Annotated[int, Range(0)], windows=Annotated[int, Range(2, 1 << 16)],
-              generations=Annotated[int, Range(1, null="no limit")], sigma=Positive, weight_scale=Positive,
-              threads=Annotated[int, Range(1, null="one for each core")],
-              population=Annotated[int, Range(4, 1 << 14, null="4 + 3 ln n")],
-              warmup_s=Annotated[float, Range(0, null="the environment's")], spread=Annotated[float, Range(1)],
-              training_limit=Annotated[float, Range(0, 1, above=True)])
-    if agent["score"] not in SCORES:
-        raise unknown("agent.score", agent["score"], SCORES)
-    _check_conditions(agent)
     if agent["generations"] is None and config.get("max_wall_s") is None:
         raise UserError("agent.generations=null sets no limit; give max_wall_s")
     if agent["policy"] is None:
@@ -99,17 +120,6 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
         if agent[key] is not None:
             policy_named(str(agent[key]))
     return agent
-
-
-def _check_conditions(agent: Mapping[str, Any]) -> None:
-    if (listed := agent["conditions"]) is None:
-        return
-    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
-        raise UserError(f"agent.conditions={listed!r} must be a list of changes of the scenario, such as "
-                        "[{workload: ooc, load: 0.9}], or null for the environment's own")
-    if agent["windows"] % len(listed):
-        raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, "
-                        "which get equally many windows")
 
 
 def _log(logger: Any, search: Search) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from agents.evaluation.scoring import feasible_first, interval_of, upper_violation_limit
 
-SCORES = ("log_ratio", "violations")
+Score = Literal["log_ratio", "violations"]
+SCORES: tuple[Score, ...] = get_args(Score)
 FLOOR = 0.05  # share of a condition's mean reference service that is added to both sides: a window may have none
 LEAST = 1e-3  # reference GPU-s/s, added if the reference has no service in a whole condition
 FEW = 1e-3  # added to both violation rates, whose logarithms are compared

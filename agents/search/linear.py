@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -32,13 +33,25 @@ from agents.evaluation.scoring import feasible_first, validated
 from agents.policies.linear import LinearScorer
 from agents.policies.runs import clear, write_config
 from agents.search.optimisers import CMA_LINEAR, Cma
-from agents.settings import Windows, require
+from agents.settings import Population, Windows, require
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, signal_of
 from ooco_gym.report.terminal import Bar, progress
-from ooco_gym.schema import Positive, Range, check_all, plain
+from ooco_gym.schema import Model, Positive, plain
 
 SCALED_BY = 4096  # decisions of random play whose clusters and legal candidates scale the features
+
+
+@dataclass(frozen=True)
+class LinearAgent(Model):
+    """A search over a linear scorer's weights; conf/agent/cma_linear.yaml has what each key means."""
+
+    PLACE = "agent"
+
+    name: Literal["cma_linear"]
+    sigma: Positive
+    population: Population
+    windows: Windows
 
 
 def search(config: dict[str, Any], out: Path, started: float) -> dict[str, Any]:
@@ -48,8 +61,7 @@ def search(config: dict[str, Any], out: Path, started: float) -> dict[str, Any]:
         UserError: a number is out of range, or the environment is not ours.
     """
     agent = plain(config["agent"])
-    check_all(agent, "agent", windows=Windows,
-              population=Annotated[int, Range(4, 1 << 14, null="4 + 3 ln n")], sigma=Positive)
+    LinearAgent.read(agent)
     check_ours(config["env"], f"agent={CMA_LINEAR}")
     require("search")
     found = LinearSearch(config, agent, out, started)

@@ -4,22 +4,11 @@ equal one that never stopped, to the bit."""
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-CMA, CMA_LINEAR = "cma", "cma_linear"  # `agent.name`
-
-
-def is_search(agent: Mapping[str, Any]) -> bool:
-    """Whether an agent's configuration asks for a search over whole episodes."""
-    return agent.get("name") == CMA
-
-
-def is_linear(agent: Mapping[str, Any]) -> bool:
-    """Whether an agent's configuration asks for a search over a linear scorer."""
-    return agent.get("name") == CMA_LINEAR
+CMA, CMA_LINEAR = "cma", "cma_linear"  # `agent.name` of a search over whole episodes, and over a linear scorer
 
 
 class Cma:

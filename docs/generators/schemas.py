@@ -19,6 +19,8 @@ from types import UnionType
 from typing import Any, Literal, Union
 
 from agents.learning.algorithms import Agent
+from agents.search.command import CmaAgent
+from agents.search.linear import LinearAgent
 from docs.generators.pages import ROOT
 from ooco_gym.cluster import Cluster
 from ooco_gym.envs.config import NOT_ARGUMENTS, EnvironmentKeys
@@ -54,6 +56,7 @@ def of_kind(kind: Any) -> dict[str, Any]:
     if isinstance(rule, Range):
         ends = {"exclusiveMinimum" if rule.above else "minimum": rule.low, "maximum": rule.high}
         schema |= {key: end for key, end in ends.items() if not math.isinf(end)}
+        schema |= {"type": [schema["type"], "null"]} if rule.null else {}
         schema["description"] = rule.words(base is int)
     return schema
 
@@ -92,7 +95,8 @@ def group(model: type[Model], *others: str, nulls: bool = False, **further: dict
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema of each group of `conf` that has a model."""
     return {
-        "agent": group(Agent), "chip": group(ChipSpec), "cluster": group(Cluster), "engine_clock": group(EngineClock),
+        "agent": {"anyOf": [group(one) for one in (Agent, CmaAgent, LinearAgent)]},
+        "chip": group(ChipSpec), "cluster": group(Cluster), "engine_clock": group(EngineClock),
         "classes": {"type": "object", "additionalProperties": of_model(RequestClass)},
         "env": group(EnvironmentKeys, *NOT_ARGUMENTS, scenario=of_model(Scenario)), "model": group(ModelSpec),
         "offline": group(OfflineKeys, *NOTES, "class", "dataset", nulls=True), "slo": group(Slo, nulls=True),

@@ -92,8 +92,8 @@ def online_metrics(run: RunRecord) -> dict[str, Any]:
         "ttft_attainment": _mean(started & ~ttft_missed),
         "tpot_attainment": _mean(finished & ~tpot_missed),
         "deadline_attainment": _mean(finished & ~deadline_missed),
-        "worst_10min_violation_rate": _plain(worst_window_rate(_arrival_s(requests), violated, *run.window_s,
-                                                               weights=weights)),
+        "worst_10min_violation_rate": _plain(worst_window_rate(
+            requests.each(lambda some: some["arrival_ps"] / PS_PER_S), violated, *run.window_s, weights=weights)),
     }
     measured |= _times({
         **_latencies(requests, rules, started, finished),
@@ -136,10 +136,6 @@ def _either(requests: Chosen, rules: Rules, weights: np.ndarray | None, finished
         measured |= {f"violation_rate_{name}": _share(violated, weights),
                     f"tpot_attainment_{name}": _mean(finished & ~missed)}
     return measured
-
-
-def _arrival_s(requests: Chosen) -> np.ndarray:
-    return requests.each(lambda some: some["arrival_ps"] / PS_PER_S)
 
 
 def _counts(run: RunRecord, requests: Chosen, finished: np.ndarray, started: np.ndarray, undecided: np.ndarray,

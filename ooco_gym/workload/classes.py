@@ -96,11 +96,6 @@ def with_defaults(classes: Iterable[RequestClass], ttft_s: float, tpot_s: float)
                  for one in chosen)
 
 
-def _as_entry(name: str) -> str:
-    """Returns a class as an entry of `classes`: `batch: {online: false}`, or `chat: {}`."""
-    return f"{name}: {{{'online: false' * (name.casefold() in OFFLINE_WORDS)}}}"
-
-
 def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Trace:
     """Returns the trace with each request's SLO or deadline of its class; values of its own take precedence.
 
@@ -120,7 +115,8 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
     unknown = [index for index, name in enumerate(own_names) if name not in names and (ids == index).any()]
     if unknown:
         name, at_s = own_names[unknown[0]], float(trace.arrival_s[np.argmax(ids == unknown[0])])
-        others = ", ".join(_as_entry(own_names[index]) for index in unknown)
+        others = ", ".join(f"{own_names[index]}: {{{'online: false' * (own_names[index].casefold() in OFFLINE_WORDS)}}}"
+                           for index in unknown)
         raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class "
                         f"'{name}'{nearest(name, names)}, which has no SLO; the classes are: {', '.join(names)}; add "
                         f"'classes={{{others}}}', where {{}} means online under the SLO, {{ttft_s: 1, tpot_s: 0.05}} "

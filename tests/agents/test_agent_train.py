@@ -104,8 +104,6 @@ def test_training_draws_only_training_seeds():
 
 @pytest.mark.parametrize("change, words", [
     ({"agent": {"name": "maskable_pppo"}}, "unknown agent 'maskable_pppo' (did you mean 'maskable_ppo'?)"),
-    ({"max_wall_s": "x"}, "max_wall_s='x' must be a number of seconds above 0, or null for no limit"),
-    ({"validation": {"windows": 2, "every_steps": 0}}, "validation.every_steps=0 must be a whole number from 1 to"),
     ({"logger": "wandbb"}, "unknown logger 'wandbb' (did you mean 'wandb'?)"),
     ({"env": {"id": "ooco_gym/Gatingg-v0", "splits": {"train": [1], "validation": [2]}}}, "unknown environment"),
     ({"env": {"id": "ooco_gym/PrefillGate-v1", "splits": {"train": [1]}}}, "unknown split 'validation'"),

@@ -182,7 +182,6 @@ def test_an_engine_that_fails_is_one_sentence(tmp_path: Path, setting: dict[str,
 @pytest.mark.parametrize(("change", "message"), [
     ({"adapter": "nothing.py"}, r"engine\.adapter=nothing\.py: there is no such file"),
     ({"serve__loads": {"light": 0}}, r"engine\.serve\.loads\.light=0 must be a number above 0"),
-    ({"design__passes": 0}, r"engine\.design\.passes=0 must be a whole number"),
 ])
 def test_a_plan_that_is_none_is_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -153,14 +153,6 @@ def test_what_stays_where_it_was_prefilled_has_its_token_from_there() -> None:
     assert times[0] == times[1]
 
 
-@pytest.mark.parametrize("change, said", [
-    ({"pd_first_token": "both"}, "pd_first_token='both' must be one of prefill, decode"),
-    ({"pd_handover_s": -1}, "pd_handover_s=-1 must be a number of seconds from 0 to 60")])
-def test_a_cluster_refuses(change, said) -> None:
-    with pytest.raises(UserError, match=said):
-        Cluster.load(load_yaml("cluster", "pair_7b") | change)
-
-
 def test_mixed_instances_have_no_hand_over() -> None:
     with pytest.raises(UserError, match="pd_first_token=decode is of relaxed and strict pools"):
         Cluster.load(load_yaml("cluster", "mixed_7b") | {"pd_first_token": "decode"})

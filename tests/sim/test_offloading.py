@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from numba import types
 
 from ooco_gym import Scenario, simulate
-from ooco_gym.cluster import Cluster
 from ooco_gym.compile import jit
-from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table, prefill_latency_ps
 from ooco_gym.policy import Param, Policy
 from ooco_gym.sim import state as s
@@ -243,8 +241,3 @@ def test_the_summary_says_what_was_loaded() -> None:
     assert "kv_offloading" not in without.summary
     assert without.notes[-1] == ("kv_offloading_gib=16 is not used: it is memory for a prefix cache, and policy "
                                  "'vllm_fcfs' has none here (prefix_caching)")
-
-
-def test_a_cluster_needs_a_size_of_at_least_nothing() -> None:
-    with pytest.raises(UserError, match="kv_offloading_gib=-1 must be a number from 0 to 999,999"):
-        Cluster.load({"name": "small", "model": "qwen2_5_7b", "mixed": [{"chip": "h100"}], "kv_offloading_gib": -1})

@@ -174,7 +174,6 @@ def test_the_more_alike_the_fewer_turns_a_ratio_takes() -> None:
     ({"sharing": {"form": "chat"}}, "sharing.ratio=null must be"),
     ({"sharing": {"form": "chat", "ratio": 0.98}}, "sharing.ratio=0.98 must be from 0.000"),
     ({"sharing": {"form": "chat", "ratio": 0.5, "groups": 5}}, "sharing: unknown key 'groups'"),
-    ({"sharing": {"form": "documents", "ratio": 0.5, "groups": 1.5}}, "whole number"),
     ({"length_correlation": 1.5}, "length_correlation=1.5 must be"), ({"batch_s": 7.0}, "divide 600"),
     ({"sharing": {**SLOW, "think_sigma": 3.0}}, "sharing.think_sigma"),
     ({"sharing": {**SLOW, "correlation": 1.0}}, "sharing.correlation"), ({"bursts": 0.5}, "must be a mapping")])
