@@ -146,7 +146,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
     records = list(chain.from_iterable(in_processes(play_job, jobs, workers, cache=cache, depends=depends_on)))
     columns = {}
     for key, name in METRICS.items():
-        columns[key] = [one["summary"][name] for one in records]
+        columns[key] = [record["summary"][name] for record in records]
     return columns
 
 
@@ -238,12 +238,12 @@ def _table(config: dict[str, Any], out: Path) -> dict[str, Any]:
 def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
     """The table of each track, the best first."""
     tables = []
-    for name in sorted({one["track"] for one in results}, reverse=True):
-        rows = sorted((one for one in results if one["track"] == name), key=lambda one: -one["iqm"]["value"])
+    for name in sorted({result["track"] for result in results}, reverse=True):
+        rows = sorted((result for result in results if result["track"] == name), key=lambda one: -one["iqm"]["value"])
         tasks = list(rows[0]["by_task"])
         heads = ("policy", "IQM (95 %)", "better than the reference", *(task.partition("_")[2] for task in tasks))
-        cells = [[one["title"], _estimate(one["iqm"]), _estimate(one["improvement"]),
-                  *map(_cell, map(one["by_task"].get, tasks))] for one in rows]
+        cells = [[row["title"], _estimate(row["iqm"]), _estimate(row["improvement"]),
+                  *map(_cell, map(row["by_task"].get, tasks))] for row in rows]
         tables.append(Table(f"Track {name}", heads, cells))
     return tables
 

@@ -80,8 +80,8 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
     begun = time.monotonic()
     recipe = {**recipe, "env": {"name": recipe["env"], **load_yaml("env", recipe["env"])}}
     reports = {one: searched(one, recipe, out / one) for one in recipe["searches"]}
-    played = {one: str(out / one / SEARCHED_FILE) for one in reports}
-    for policy in (recipe["reference"], *(str(one["searched"]).partition(":")[0] for one in reports.values())):
+    played = {report: str(out / report / SEARCHED_FILE) for report in reports}
+    for policy in (recipe["reference"], *(str(report["searched"]).partition(":")[0] for report in reports.values())):
         played[f"default {policy}"] = policy
     outcomes, conditions = play_held_out(recipe["env"], played, int(recipe["windows"]), recipe["held_out"],
                                          recipe.get("seeds"))

@@ -309,7 +309,7 @@ def _slos(definition: str) -> tuple[str, str]:
 
 
 def _column(point: Point, part: str, name: str) -> np.ndarray:
-    return np.array([one[part].get(name) for one in point.summaries], float)
+    return np.array([summary[part].get(name) for summary in point.summaries], float)
 
 
 def _figures(point: Point, definition: str) -> dict[str, dict[str, Any]]:

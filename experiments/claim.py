@@ -39,8 +39,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options = plain(cfg)
     claims = chosen(options["name"] or "all", (CLAIMS,))
     if options["name"] is None:
-        listed = [{"name": name_of(one), "title": one.title, "page": one.page, "statement": one.statement,
-                   "data": one.data or None} for one in claims]
+        listed = [{"name": name_of(claim), "title": claim.title, "page": claim.page, "statement": claim.statement,
+                   "data": claim.data or None} for claim in claims]
         Table.of((Column("claim", "name"), Column("statement", "statement"),
                   Column("reproduced by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}")),
                  listed).show(console())
@@ -110,7 +110,7 @@ def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]]
     """
     if not holds:
         return SHOWN
-    if len(blocks) > 1 and max(one["ci_low"] for one in blocks) > min(one["ci_high"] for one in blocks):
+    if len(blocks) > 1 and max(block["ci_low"] for block in blocks) > min(block["ci_high"] for block in blocks):
         return OPEN
     low, high = (-math.inf if holds[0] is None else holds[0]), (math.inf if holds[1] is None else holds[1])
     if every["ci_high"] < low or every["ci_low"] > high:

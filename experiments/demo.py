@@ -132,7 +132,7 @@ def _curve(steps: Sequence[tuple[int, float]], held: Mapping[str, Mapping[str, n
 
 def _learning(found: Mapping[str, Mapping[str, Any]]) -> Section:
     """Returns a section on what was learned, and on the searches."""
-    docs = {one.name: one.doc for one in policy_named(str(found[LEARNED]["searched"])).params}
+    docs = {param.name: param.doc for param in policy_named(str(found[LEARNED]["searched"])).params}
     lines = [f"`{name}` = {minus(f'{value:g}')}: {docs[name]}" for name, value in found[LEARNED]["parameters"].items()]
     lines += [f"search `{name}`: {one['numbers']} parameters of `{one['searched'].partition(':')[0]}`, "
               f"{one['candidates']:,} candidates, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"

@@ -111,7 +111,7 @@ def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Stu
     settings = figure.changes if quick else {}
     seeds = seeds_of(settings.get("seeds", figure.seeds or paper.seeds), f"{figure.name}: seeds")
     study = Study(figure, jobs, seeds, quick)
-    tests = [judged(one) for one in study.tests()]
+    tests = [judged(test) for test in study.tests()]
     found = {"name": figure.name, "paper": paper.name, "figure": figure.place, "title": figure.title,
              "statement": figure.statement, "read": figure.read,
              **{key: tests[0][key] for key in ("ours", "ci_low", "ci_high")}, "measured": tests[0]["what"],
@@ -134,7 +134,7 @@ def judged(test: Test) -> dict[str, Any]:
 
 def worst(tests: Sequence[Mapping[str, Any]]) -> str:
     """Returns a figure's verdict, the worst of its tests."""
-    return VERDICTS[max(VERDICTS.index(one["verdict"]) for one in tests)]
+    return VERDICTS[max(VERDICTS.index(test["verdict"]) for test in tests)]
 
 
 def inside(value: float, ends: Sequence[float | None] | None) -> bool:

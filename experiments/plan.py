@@ -165,7 +165,7 @@ def _batch_row(planner: Planner, _: float, options: Row) -> dict[str, Any]:
     """
     each, scenario = planner.chips_each, planner.bench.scenario
     if options["chips"] is None and not all(
-            one["offline"].get("deadlines") for one in planner.best(planner.least, 0.0).point.summaries):
+            summary["offline"].get("deadlines") for summary in planner.best(planner.least, 0.0).point.summaries):
         raise UserError(f"{title_of(scenario.workload)}: {ASKED}")
     tried = planner.tried(0.0, options["chips"], int(options["most"]))
     chosen = tried[-1]

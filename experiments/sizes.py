@@ -110,7 +110,7 @@ class Planner:
             tried[count] = self.best(count, rate)
             if tried[count].holds:
                 return False
-            never = [one["online"].get("infeasible") for one in tried[count].point.summaries]
+            never = [summary["online"].get("infeasible") for summary in tried[count].point.summaries]
             if np.mean([one["share"] if one else 0.0 for one in never]) > self.bench.limits.violations:
                 words = infeasible_words(next(filter(None, never)))[0].partition(";")[0]
                 raise UserError(f"no number of instances is enough for '{self.policy}': {words}")
@@ -148,9 +148,9 @@ class BatchBench(Bench):
         """Simulates a policy on every seed; violations are the share of deadlines missed or undecided."""
         scenario = placed(self.scenario, policy)
         runs = self.jobs.all([scenario.with_(seed=seed) for seed in self.seeds], policy)
-        late = [(one["offline"].get("deadline_misses", 0) + one["offline"].get("deadline_undecided", 0))
-                / max(1, one["offline"].get("deadlines", 0)) for one in runs]
-        tokens, whole = [one["batch"]["total_tokens_per_s"] or 0.0 for one in runs], np.ones(len(runs))
+        late = [(run["offline"].get("deadline_misses", 0) + run["offline"].get("deadline_undecided", 0))
+                / max(1, run["offline"].get("deadlines", 0)) for run in runs]
+        tokens, whole = [run["batch"]["total_tokens_per_s"] or 0.0 for run in runs], np.ones(len(runs))
         return Point(rate, np.array(late), whole, whole, np.array(tokens), runs)
 
 

@@ -145,7 +145,7 @@ def _changed(policy: Any, fields: Mapping[str, Any], changes: Sequence[Mapping[s
              ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Returns policy, scenario fields and policy parameters for one combination of labels."""
     given, params = deepcopy(dict(fields)), {}
-    for key, value in itertools.chain.from_iterable(one.items() for one in changes):
+    for key, value in itertools.chain.from_iterable(change.items() for change in changes):
         head, _, rest = key.partition(".")
         if key == "policy":
             policy = value
@@ -173,7 +173,7 @@ def measure(points: Sequence[Combination], seeds: Sequence[int], hold: Mapping[s
     for one, found in zip(points, first, strict=True):
         policy = spelled(one.policy, found.result() if found else {})
         asked.append([jobs.submit(one.scenario.with_(seed=seed), policy, one.run) for seed in seeds])
-    return [(one, list(map(Future.result, mine))) for one, mine in zip(points, asked, strict=True)]
+    return [(point, list(map(Future.result, mine))) for point, mine in zip(points, asked, strict=True)]
 
 
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Combination) -> Found:
@@ -191,7 +191,7 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
     limits, plan = Limits(**options.get("limits") or {}), SearchPlan(**options.get("search") or {})
     found = Bench(jobs, scenario, seeds, tpot_from, limits, plan).search(point.policy)
     runs = (found.best or found.points[0]).summaries
-    return [{**one, "sustained": {"crossing": found, "seed": seed}} for seed, one in enumerate(runs)]
+    return [{**run, "sustained": {"crossing": found, "seed": seed}} for seed, run in enumerate(runs)]
 
 
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Combination) -> Found:
@@ -228,7 +228,7 @@ class Runs:
         values = []
         for name, answers in zip(names, self._answers, strict=True):
             _, is_sustained, key = name.partition("sustained.")
-            values.append(_crossed(answers)[key] if is_sustained else [_number(name, one) for one in answers])
+            values.append(_crossed(answers)[key] if is_sustained else [_number(name, answer) for answer in answers])
         if np.isnan(table := np.array(values, float)).all():
             raise UserError(f"no point has {names[0]}; expected a metric of simulate's summary.json")
         return Metric(self._points, table, self._seeds)
@@ -270,7 +270,7 @@ def table_of(metrics: Mapping[str, Metric]) -> Table:
     axes = list(dict.fromkeys(axis for point in points for axis in point))
     rows = []
     for place, point in enumerate(points):
-        cells = [written(Answer(one.values[place], one.seeds).estimate()) for one in metrics.values()]
+        cells = [written(Answer(metric.values[place], metric.seeds).estimate()) for metric in metrics.values()]
         rows.append([*(str(point.get(axis, "")) for axis in axes), *cells])
     return Table("", [*axes, *metrics], rows)
 

@@ -79,7 +79,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     parts = str(name).split(".")
     for close in near(str(name), known, n=8):
         theirs = close.split(".")
-        if len(theirs) != len(parts) or all(near(one, [other]) for one, other in zip(parts, theirs, strict=True)):
+        if len(theirs) != len(parts) or all(near(part, [other]) for part, other in zip(parts, theirs, strict=True)):
             return f" (did you mean '{close}'?)"
     return ""
 

@@ -31,9 +31,9 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
 def notes_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Merges warnings and notes of several policies' runs, labelled by policy."""
     said: dict[str, list[str]] = {}
-    for label, one in summaries.items():
-        for line in [*warnings_of(one), *(f"{note}." for note in one.get("notes") or ())]:
-            said.setdefault(line, []).append(f"{label}, seed {one['seed']}")
+    for label, summary in summaries.items():
+        for line in [*warnings_of(summary), *(f"{note}." for note in summary.get("notes") or ())]:
+            said.setdefault(line, []).append(f"{label}, seed {summary['seed']}")
     return [f"{'every policy' if len(who) == len(summaries) > 1 else '; '.join(who)}: {line}"
             for line, who in said.items()]
 
@@ -47,7 +47,7 @@ def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
     waiting = [one.name for one in map(policy_of, policies)
                if one.mixed and one.settings()["async_scheduling"] == SYNCHRONOUS]
     lines = []
-    for cluster, timing in [(one.load_cluster(), one.timing) for one in scenarios]:
+    for cluster, timing in [(scenario.load_cluster(), scenario.timing) for scenario in scenarios]:
         clock = EngineClock.load(cluster.engine_clock)
         others = waiting if clock.async_scheduling else []
         quoted = not others or len(others) < len(policies)

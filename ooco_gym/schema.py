@@ -237,7 +237,7 @@ def check(kind: Any, what: str, value: Any) -> Any:
     if base in (Union, UnionType):
         if value is None and NoneType in args:
             return None
-        inner = next(one for one in args if one is not NoneType)
+        inner = next(arg for arg in args if arg is not NoneType)
         return check(inner if rule is None else Annotated[inner, rule], what, value)
     if base is tuple and isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(check(args[0], f"{what}[{i}]", one) for i, one in enumerate(value))
@@ -276,12 +276,12 @@ def _words(kind: Any) -> str:
     """What an annotation expects, in words."""
     base, args, rule = parts_of(kind)
     if base in (Union, UnionType):
-        return f"{_words(next(one for one in args if one is not NoneType))}, or null"
+        return f"{_words(next(arg for arg in args if arg is not NoneType))}, or null"
     if base is tuple:
         return f"a list, each {_words(args[0])}"
     if base in (int, float):
         return (rule or Range()).words(base is int)
     if base is Literal:
-        return f"one of {', '.join(str(one) or repr(one) for one in args)}"
+        return f"one of {', '.join(str(arg) or repr(arg) for arg in args)}"
     named = {bool: "true or false", str: "text", Mapping: "a mapping of keys to values"}
     return getattr(rule, "words", None) or named.get(base, "a value")

@@ -58,7 +58,7 @@ def main(cfg: Any) -> dict[str, Any]:
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(unfinished / name, out / name)
     shutil.rmtree(unfinished, ignore_errors=True)
-    mean = float(np.mean([float(sum(one.rewards)) for one in buffers]))
+    mean = float(np.mean([float(sum(buffer.rewards)) for buffer in buffers]))
     print(f"{data.total_steps:,} decisions of {len(buffers)} windows, mean reward {mean:.4g}: {out / name}")
     return {"command": "dataset", "env": env["id"], "policy": config["policy"], "folder": str(out / name / DATA_FOLDER),
             "episodes": len(buffers), "decisions": int(data.total_steps), "mean_reward": mean}

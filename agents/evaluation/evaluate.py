@@ -169,7 +169,7 @@ def _entrants(given: Sequence[str]) -> list[Entrant]:
     if len(set(labels)) < len(labels):
         labels = given
     entrants = [one for label, policy in zip(labels, given, strict=True) for one in _of_one(label, policy)]
-    labels = [one.label for one in entrants]
+    labels = [entrant.label for entrant in entrants]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise UserError(f"policies names '{twice}' twice; each policy is evaluated once")
@@ -217,11 +217,11 @@ def depends_on(job: Assignment) -> Any:
     if str(job.env["id"]) not in ENVIRONMENTS or ".py" in repr(job) or function_of(job.policy) is not None:
         return None
     rules = [job.policy] * (job.run is None) + [str(job.env["base_policy"])] * ("base_policy" in job.env)
-    rules = [one for one in rules if is_policy(one) or one.startswith(RETENTION)]
+    rules = [rule for rule in rules if is_policy(rule) or rule.startswith(RETENTION)]
     path = Path(job.policy)
     files = [] if job.run is None else sorted(one for one in (path if path.is_dir() else path.parent).iterdir())
-    return [*job[1:], file_stamps(job.env), [policy_identity(one) for one in rules],
-            [hashlib.sha256(one.read_bytes()).hexdigest() for one in files if one.is_file()]]
+    return [*job[1:], file_stamps(job.env), [policy_identity(rule) for rule in rules],
+            [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]]
 
 
 def player_of(job: Assignment) -> Player:
@@ -249,7 +249,7 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
             episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite; with shifts, those of all suites as `suites`."""
     name = env.get("name") or str(env["id"]).rpartition(":")[2]  # without the module that registers it
-    learned, suites = {one.label: one.learned for one in entrants}, []
+    learned, suites = {entrant.label: entrant.learned for entrant in entrants}, []
     for shift, records in played.items():
         suite = {"shift": shift, "episodes": episodes, "notes": notes, **score(records, name, learned)}
         suites.append({**suite, "budget": budget_words(suite)})

@@ -198,7 +198,7 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
     if kinds == {s.INTERRUPT}:
         yield _always("stop", b.FIXED)
     if kinds == {s.ROUTE}:
-        rules = next(one.choices for one in policy_of("router").params if one.name == "rule")
+        rules = next(param.choices for param in policy_of("router").params if param.name == "rule")
         yield from (_published(f"router:rule={rule}") for rule in rules)
     if s.RETAIN in kinds:
         rules = map(RETENTION.__add__, resources.names("retention"))

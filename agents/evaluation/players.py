@@ -60,7 +60,7 @@ class BatchPlayer:
         """Stacks the observations and decides for all of them at once."""
         stacked = []
         for key in OBSERVATION_KEYS:
-            stacked.append(np.stack([one[key] for one in observations]))
+            stacked.append(np.stack([observation[key] for observation in observations]))
         return self.decide(*stacked).tolist()
 
 
@@ -183,8 +183,8 @@ def _played_natively(envs: Any, player: Any, windows: Sequence[Window]) -> Itera
     count = envs.num_envs
     waiting = list(range(count, len(windows)))[::-1]
     index = np.arange(count)
-    observation, _ = envs.reset(seed=[one.seed for one in windows[:count]],
-                                options={"window": [one.number for one in windows[:count]]})
+    observation, _ = envs.reset(seed=[window.seed for window in windows[:count]],
+                                options={"window": [window.number for window in windows[:count]]})
     rewards, decisions, playing = np.zeros(count), np.zeros(count, int), np.ones(count, bool)
     while playing.any():
         actions = np.asarray(player.decide(*(observation[key] for key in OBSERVATION_KEYS)))

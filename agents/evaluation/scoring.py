@@ -50,12 +50,12 @@ def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, 
 
 def validated(timesteps: int, records: Records) -> dict[str, float]:
     """Means of validation windows after so many decisions."""
-    entry = {"timesteps": timesteps, "reward": float(np.mean([one["reward"] for one in records])),
-             "violation_rate": float(np.mean([one["summary"].get("violation_rate", 0.0) for one in records])),
+    entry = {"timesteps": timesteps, "reward": float(np.mean([record["reward"] for record in records])),
+             "violation_rate": float(np.mean([record["summary"].get("violation_rate", 0.0) for record in records])),
              "windows": len(records)}
     for key in ("offline_reference_gpu_s_per_s", "output_tokens_per_s", "wasted_tokens_per_s"):
-        if all(key in one["summary"] for one in records):
-            entry[key] = float(np.mean([one["summary"][key] for one in records]))
+        if all(key in record["summary"] for record in records):
+            entry[key] = float(np.mean([record["summary"][key] for record in records]))
     return entry
 
 
@@ -82,15 +82,15 @@ class Windows:
     `run` of a record, have the same windows in the same order), their intervals, and `limit` of violations."""
 
     def __init__(self, records: Records) -> None:
-        runs = len({one.get("run") for one in records})
-        self.seeds = len({one["seed"] for one in records})
+        runs = len({record.get("run") for record in records})
+        self.seeds = len({record["seed"] for record in records})
         self.values = {}
         for metric, (key, _) in METRICS.items():
-            values = [number(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}",
-                             one["reward"] if key is None else one["summary"].get(key)) for one in records]
+            values = [number(f"{key or 'the reward'} of window {record['window']} of seed {record['seed']}",
+                             record["reward"] if key is None else record["summary"].get(key)) for record in records]
             self.values[metric] = np.array(values).reshape(runs, -1)
-        violated = [one["summary"].get("online_violated") for one in records]
-        arrived = [one["summary"].get("online_arrived") for one in records]
+        violated = [record["summary"].get("online_violated") for record in records]
+        arrived = [record["summary"].get("online_arrived") for record in records]
         self.limit = upper_violation_limit(self.values[LATE], None if None in violated else violated,
                                            None if None in arrived else arrived)
         self.idle = None not in arrived and not any(arrived)

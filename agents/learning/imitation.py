@@ -152,8 +152,8 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
         for chunk in torch.randperm(len(answers)).split(batch_size):
             optimiser.zero_grad()
             logits = actor(*(part[chunk] for part in parts))[1].split(levels, dim=1)
-            loss = torch.stack([functional.cross_entropy(one, target[chunk])
-                                for one, target in zip(logits, targets, strict=True)])
+            loss = torch.stack([functional.cross_entropy(logit, target[chunk])
+                                for logit, target in zip(logits, targets, strict=True)])
             loss.sum().backward()
             optimiser.step()
     agreeing = []

@@ -38,7 +38,7 @@ def write_state(out: Path, model: Any, callbacks: Sequence[Any], trainer: Mappin
         "schema": _SCHEMA, "model": saved.getvalue(), "venv": env.venv,
         "rewards": {"returns": env.returns, "ret_rms": env.ret_rms},
         "random": (random.getstate(), np.random.get_state(), torch.get_rng_state()),  # noqa: NPY002
-        "callbacks": [one.state() for one in callbacks],
+        "callbacks": [callback.state() for callback in callbacks],
         "logged": {"keys": list(table.keys), "text": Path(table.file.name).read_text(encoding="utf-8"),
                    "waiting": waiting, "counts": {key: logger.name_to_count[key] for key in waiting},
                    "excluded": {key: logger.name_to_excluded[key] for key in waiting}},

@@ -155,7 +155,7 @@ def write_linear_bundle(folder: Path, policy: RulePolicy, known: Mapping[str, An
         base = float(policy.values[one.name])
         parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
                            "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
-    moved = {one.name for one in linear.parameters}
+    moved = {parameter.name for parameter in linear.parameters}
     constants = {}
     for name, value in load_yaml("policy", linear.rule).items():
         if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value:

@@ -108,7 +108,7 @@ class Field:
 
     def play(self, policies: Sequence[str], played: Callable[[], None] = lambda: None) -> np.ndarray:
         """Runs policies by name on all windows: OUTCOME[policies, windows]."""
-        return self.population.play([Candidate(self.policy(one)) for one in policies], played=played)
+        return self.population.play([Candidate(self.policy(policy)) for policy in policies], played=played)
 
     def policy(self, name: str) -> Policy:
         """A policy by name; after `retention=` the environment's base policy with this rule for its prefix cache."""
@@ -160,7 +160,7 @@ class Search:
              ) -> np.ndarray:
         """Runs candidates (c, n) on windows: OUTCOME[c, windows]; a candidate that cannot run violates everywhere."""
         started = time.monotonic()
-        found = on.population.play([self.space.candidate(one) for one in numbers],
+        found = on.population.play([self.space.candidate(number) for number in numbers],
                                    None if places is None else places.tolist(),
                                    lambda: self._bar.advance(self._share),
                                    lambda: limited and not self._fits(0), refuse=bool(numbers.any()))

@@ -157,7 +157,7 @@ class LinearSearch:
         records = play(self.env, BatchPlayer(each.decide), games * len(candidates),
                        side_by_side=len(games) * len(candidates), envs=self.training)
         self.timesteps += _decisions(records)
-        return np.array([one["reward"] for one in records]).reshape(len(candidates), len(games)).mean(axis=1)
+        return np.array([record["reward"] for record in records]).reshape(len(candidates), len(games)).mean(axis=1)
 
     def _judge(self, scorer: LinearScorer) -> None:
         """Plays the validation windows, and saves the scorer if it is the best."""
@@ -185,7 +185,7 @@ class LinearSearch:
 
 
 def _decisions(records: Sequence[Mapping[str, Any]]) -> int:
-    return sum(int(one["decisions"]) for one in records)
+    return sum(int(record["decisions"]) for record in records)
 
 
 def show(summary: Mapping[str, Any], out: Path) -> None:

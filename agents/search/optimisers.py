@@ -47,7 +47,7 @@ class Cma:
 
     def tell(self, candidates: np.ndarray, values: np.ndarray) -> None:
         """Takes candidates (float64[population, n]) with their values, float64[population]: more is better."""
-        self._cma.tell([(one, -float(value)) for one, value in zip(candidates, values, strict=True)])
+        self._cma.tell([(candidate, -float(value)) for candidate, value in zip(candidates, values, strict=True)])
         # A pickle keeps half of a symmetric matrix, whose halves differ in the last bit. Every
         # search goes on from its pickle, so that a resumed one does the same.
         self._cma = pickle.loads(pickle.dumps(self._cma))

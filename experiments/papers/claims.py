@@ -124,8 +124,8 @@ def admission_index(study: Study) -> Iterator[Test]:
         change={"lengths": {"predictor": "lognormal", "error": 0.6}})
     yield _over("all conditions: index over the best single order", work, "order", "index", "best single")
     yield _over("all conditions: index over arrival", work, "order", "index", "arrival")
-    for one in conditions:
-        yield _over(one, work.at(condition=one), "order", "index", "best single", None)
+    for condition in conditions:
+        yield _over(condition, work.at(condition=condition), "order", "index", "best single", None)
     yield Test("late where most", late.at(order="index").value(take="most"))
 
 

@@ -164,9 +164,9 @@ class Calibration:
 
     def said(self, operation: str, form: str) -> str:
         """Returns the errors of a fit in words; '' if it has none."""
-        return next((f", MAPE {one['mape']:.1f} %, P95 {one['p95']:.1f} %, worst {one['worst']:.0f} % "
-                     f"({one['held_out']})" for one in self.errors
-                     if (one["operation"], one["form"]) == (operation, form)), "")
+        return next((f", MAPE {error['mape']:.1f} %, P95 {error['p95']:.1f} %, worst {error['worst']:.0f} % "
+                     f"({error['held_out']})" for error in self.errors
+                     if (error["operation"], error["form"]) == (operation, form)), "")
 
 
 def device_rows(found: Found, device: str | None) -> tuple[str, Rows, list[str]]:

@@ -77,7 +77,7 @@ def fit_requests(loads: Sequence[Load], like: EngineClock = NO_HOST_TIME) -> For
     reals = [_averages(load.real, third) for load, third in zip(loads, thirds, strict=True)]
     wanted = np.concatenate(reals)
     # Effect of a second of front end on each TTFT:
-    waits = np.concatenate([np.arange(len(one)) < len(one) - 4 for one in reals]) / wanted
+    waits = np.concatenate([np.arange(len(real)) < len(real) - 4 for real in reals]) / wanted
 
     def averages(host: np.ndarray) -> np.ndarray:
         clock = replace(like, **dict(zip(HOST_TIMES, host.tolist(), strict=False)))

@@ -295,7 +295,7 @@ def roofline_s(found: Mapping[str, float], steps: Steps, gain: float = 1.0) -> n
         roofs[kernel] = kernels.ExpertParameters(rate, memory, **flat)
     prefill_s = found.get("prefill_layer_overhead_s", 0.0)
     decode_s = found.get("decode_layer_overhead_s", 0.0)
-    layers = np.array([one.layers for one in steps.architectures])[steps.arch]
+    layers = np.array([architecture.layers for architecture in steps.architectures])[steps.arch]
     return extended_s(roofs, steps) + layers * np.where(steps.prefill, prefill_s, decode_s)
 
 
@@ -385,7 +385,7 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
         seed: of folds and draws.
         start: `{"ooco": parameters, "extended": {op: parameters}}`, starts of the searches.
     """
-    sparse = [one.model.name for one in steps.architectures if one.model]
+    sparse = [architecture.model.name for architecture in steps.architectures if architecture.model]
     if sparse:
         fold, known_to = alike(np.array(sparse, dtype=object))[steps.arch], _of_other_architectures
     elif len(steps.architectures) > 1:
@@ -400,7 +400,7 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
         predicted["ooco"][which] = roofline_s(start["ooco"] | roofline, hidden, fp8_gain(chip, 1))
         phases = ["prefill" if one else "decode" for one in set(hidden.prefill.tolist())]
         needed = set[str]().union(*(steps.architectures[int(one)].kernels(phases) for one in set(hidden.arch)))
-        if any(item.kind == "elementwise" for one in steps.architectures for item in one.dense):
+        if any(item.kind == "elementwise" for architecture in steps.architectures for item in architecture.dense):
             needed.add("elementwise")
         ops = [op for op, one in OPERATORS.items() if one.kernel in needed]
         known = rows.select(known_to(rows, hidden, seen) & np.isin(rows.kind, ops))

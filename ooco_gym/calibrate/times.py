@@ -23,8 +23,8 @@ DTYPE_BYTES = 2.0
 def latent_linears_s(gemm: kernels.GemmParameters, model: ModelSpec, tp: int, tokens: np.ndarray,
                      weight_bytes: float) -> np.ndarray:
     """Returns seconds of the linear layers around one layer's latent attention on one of `tp` chips."""
-    return np.sum([kernels.gemm_s(gemm, tokens, one.d_in, one.d_out, DTYPE_BYTES, weight_bytes)
-                   for one in linears(model, tp) if one.name in LATENT_LINEARS], axis=0)
+    return np.sum([kernels.gemm_s(gemm, tokens, linear.d_in, linear.d_out, DTYPE_BYTES, weight_bytes)
+                   for linear in linears(model, tp) if linear.name in LATENT_LINEARS], axis=0)
 
 
 def latent_model(rows: Rows) -> tuple[ModelSpec, int]:

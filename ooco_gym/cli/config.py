@@ -328,7 +328,7 @@ def check_value(key: str, value: Any, default: Any) -> None:
         UserError: the type differs, or a mapping has a key that the default lacks.
     """
     texts = [one for one in (value, default) if isinstance(one, str)]
-    if value is None or default in (None, "???") or any("${" in one for one in texts):
+    if value is None or default in (None, "???") or any("${" in text for text in texts):
         return
     kind, expected = _kind_of(value), _kind_of(default)
     if kind == expected == MAPPING:

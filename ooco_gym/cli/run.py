@@ -105,11 +105,11 @@ def run(command: Command, request: CommandLine, multirun: bool) -> int:
         pages = sorted(path.name for path in folder.glob("*.html"))
         relative = os.path.relpath(folder)
         print(f"{joined([*pages, *files])} written to {folder if relative.startswith('..') else relative}", flush=True)
-    for code, error in dict.fromkeys((one.code, one.error) for one in outcomes if one.code != OK):
-        names = [Path(one.out).name for one in outcomes if (one.code, one.error) == (code, error)]
+    for code, error in dict.fromkeys((outcome.code, outcome.error) for outcome in outcomes if outcome.code != OK):
+        names = [Path(outcome.out).name for outcome in outcomes if (outcome.code, outcome.error) == (code, error)]
         where = f"{names[0]}{f' and {len(names) - 1:,} more' if len(names) > 1 else ''}: " if multirun else ""
         print(f"{'error: ' * (code == MISTAKE)}{where}{error}".rstrip(), file=sys.stderr)
-    codes = {one.code for one in outcomes}
+    codes = {outcome.code for outcome in outcomes}
     return BUG if BUG in codes else max(codes, default=OK)
 
 
@@ -134,13 +134,13 @@ def _made(folder: Path, given: str | None) -> Iterator[list[JobResult]]:
         yield outcomes
     finally:
         os.close(taken)
-        refused = [Path(one.out) for one in outcomes if one.code == MISTAKE and not one.left]
+        refused = [Path(outcome.out) for outcome in outcomes if outcome.code == MISTAKE and not outcome.left]
         for path in refused:
             if path != folder or folder in new:
                 shutil.rmtree(path, ignore_errors=True)
         if len(refused) == len(outcomes):
             (folder / "multirun.yaml").unlink(missing_ok=True)
-        for path in [*(Path(one.out) for one in outcomes), *new]:
+        for path in [*(Path(outcome.out) for outcome in outcomes), *new]:
             if os.path.isdir(path) and not any(path.iterdir()):
                 path.rmdir()
 
@@ -228,7 +228,7 @@ def _names_of(request: CommandLine) -> str:
 
     It has the swept keys (`policy=ooco,seed=1`), or the point's number if these make no file name.
     """
-    swept = [one for one in request.overrides if one.is_sweep_override()]
+    swept = [override for override in request.overrides if override.is_sweep_override()]
     longest = ",".join(f"{key_of(one)}={max(values_of(one), key=len)}" for one in swept)
     letters = set("".join("".join(values_of(one)) for one in swept))
     is_name = 0 < len(longest) <= LONGEST_NAME and not NOT_IN_NAMES & letters

@@ -53,12 +53,12 @@ def utilization_metrics(run: RunRecord) -> dict[str, float | None]:
     if run.done is None or run.start_tokens is None:
         return dict.fromkeys(("compute_share", "busy_share", "kv_mean_share"))
     deployments = [one for _, one in run.scenario.deployments]
-    peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
+    peak = sum(deployment.peak_flops_per_s for deployment in deployments) * (run.window_s[1] - run.window_s[0])
     flops = _flops(run.requests["cached_tokens"], run.start_tokens, run.done.computed_tokens, deployments[0].model)
     rows = instance_metrics(run)
     found: dict[str, float | None] = {"compute_share": float(flops.sum()) / peak}
     for key in ("busy_share", "kv_mean_share"):
-        found[key] = float(np.mean([one[key] for one in rows]))
+        found[key] = float(np.mean([row[key] for row in rows]))
     return found
 
 

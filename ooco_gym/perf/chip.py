@@ -169,7 +169,7 @@ class Link:
     def allreduce(self, chips: int, peak_bytes_per_s: float) -> tuple[float, float]:
         """Returns latency in seconds and rate in bytes/s over `chips` chips, from the largest
         measured number not above it, the rate scaled by the chip's own link."""
-        _, latency, rate = max([one for one in self.ranks if one[0] <= chips], default=self.ranks[0])
+        _, latency, rate = max([rank for rank in self.ranks if rank[0] <= chips], default=self.ranks[0])
         return latency, rate * peak_bytes_per_s / self.peak_bytes_per_s
 
 
@@ -187,7 +187,7 @@ def load_link(name: str) -> Link:
         UserError: unknown name.
     """
     values = {key: value for key, value in resources.load_yaml("link", name).items() if key != "sources"}
-    ranks = sorted((number, one["latency_s"], one["bytes_per_s"]) for number, one in values["ranks"].items())
+    ranks = sorted((number, rank["latency_s"], rank["bytes_per_s"]) for number, rank in values["ranks"].items())
     return Link(**values | {"ranks": tuple(ranks), "chips": tuple(values["chips"])})
 
 

@@ -83,8 +83,8 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
     """
     feasible, seeds = {}, {}
     for key, runs in summaries.items():
-        seeds[key] = [one.get("seed") for one in runs]
-        online = [one["online"] for one in runs]
+        seeds[key] = [run.get("seed") for run in runs]
+        online = [run["online"] for run in runs]
         at_most = [one.get("violation_rate_at_most", one["violation_rate"]) for one in online]
         feasible[key] = verdict([one["violation_rate"] for one in online], at_most, budget)
     rows = []
@@ -92,8 +92,8 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
         part, _, name = metric.rpartition(".")
         values, bounds = {}, {}
         for key, runs in summaries.items():
-            values[key] = np.array([metric_value(one, metric) for one in runs])
-            bounds[key] = any(name in flat(one).get(f"{part}.censored", ()) for one in runs)
+            values[key] = np.array([metric_value(run, metric) for run in runs])
+            bounds[key] = any(name in flat(run).get(f"{part}.censored", ()) for run in runs)
         for key, mine in values.items():
             policy, cluster = key if isinstance(key, tuple) else (key, None)
             mean, low, high = interval(mine)

@@ -114,7 +114,7 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
     """
     names = known.cluster.hardware()[2]
     kinds = list(dict.fromkeys(names))
-    counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(one)} {one}" for one in kinds])
+    counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(kind)} {kind}" for kind in kinds])
     return sentence(WORDS, "conditions", known=known, chips=counted, price=price,
                     hourly=price and price * (chips or len(names)))
 

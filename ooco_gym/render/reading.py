@@ -71,9 +71,9 @@ def _aggregates(suite: Row) -> dict[str, dict[str, str]]:
     columns: dict[str, dict[str, str]] = {}
     for name, title in (("iqm", f"IQM of offline work over the {suite['normalised_by']}"),
                         ("probability_of_improvement", f"probability of more than {suite['reference']}")):
-        for one in suite["policies"]:
-            ends = map((one[name] or {}).get, ("value", "ci_low", "ci_high"))
-            columns.setdefault(title, {})[one["policy"]] = with_interval(*ends, form=".3g")
+        for policy in suite["policies"]:
+            ends = map((policy[name] or {}).get, ("value", "ci_low", "ci_high"))
+            columns.setdefault(title, {})[policy["policy"]] = with_interval(*ends, form=".3g")
     return columns
 
 

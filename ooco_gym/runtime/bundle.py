@@ -282,13 +282,13 @@ class ParameterPolicy:
 
     def __init__(self, network: Network, manifest: Mapping[str, Any], form: str) -> None:
         self._network, self.manifest, self.form = network, manifest, form
-        self.names: tuple[str, ...] = tuple(one["name"] for one in manifest["parameters"])
+        self.names: tuple[str, ...] = tuple(parameter["name"] for parameter in manifest["parameters"])
         self.features = _inputs(manifest, ("cluster",))[1]["cluster"]
         self.interval_s: float | None = manifest["decision_point"].get("interval_s")
         self.rule: str | None = manifest.get("rule")
         self.constants: dict[str, float] = dict(manifest.get("constants", {}))
-        self.low = np.array([one["low"] for one in manifest["parameters"]])
-        self.high = np.array([one["high"] for one in manifest["parameters"]])
+        self.low = np.array([parameter["low"] for parameter in manifest["parameters"]])
+        self.high = np.array([parameter["high"] for parameter in manifest["parameters"]])
         self.decisions: list[str] = list(manifest["decisions"])
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:

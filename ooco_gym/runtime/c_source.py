@@ -166,10 +166,10 @@ def _parameters(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
     data = "".join(table("double", name, arrays[name]) for name in ("weight", "bias"))
     data += _limits(manifest, "cluster")
     for key in ("base", "step", "low", "high"):
-        data += table("double", f"of_{key}", [one[key] for one in parameters])
-    data += table("int", "is_log", [one["scale"] == "log" for one in parameters])
+        data += table("double", f"of_{key}", [parameter[key] for parameter in parameters])
+    data += table("int", "is_log", [parameter["scale"] == "log" for parameter in parameters])
     constants = _enum({"FEATURES": count, "PARAMETERS": len(parameters)})
-    names = text_table("@name@_names", [one["name"] for one in parameters])
+    names = text_table("@name@_names", [parameter["name"] for parameter in parameters])
     listed = "\n".join(f"     {place}: {_comment(one['name'])}, {one['low']:g} to {one['high']:g}"
                        for place, one in enumerate(parameters))
     header = filled("parameters.h", features=count, parameters=len(parameters), about=_about(manifest), listed=listed)

@@ -101,10 +101,10 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
             dtype = np.result_type(*(one.dtype for one in given[1:]))
             return self._node("Where", [given[0].name, *(self._named(one, dtype) for one in given[1:])], dtype)
         parts, axis = given[0], options["axis"]
-        dtype = np.result_type(*(one.dtype for one in parts))
+        dtype = np.result_type(*(part.dtype for part in parts))
         if function is np.stack:
-            parts = [one._along("Unsqueeze", axis) for one in parts]
-        return self._node("Concat", [self._named(one, dtype) for one in parts], dtype, axis=axis)
+            parts = [part._along("Unsqueeze", axis) for part in parts]
+        return self._node("Concat", [self._named(part, dtype) for part in parts], dtype, axis=axis)
 
     def __getitem__(self, key: Any) -> Value:
         found, axis = self, 0

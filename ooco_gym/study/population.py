@@ -128,7 +128,7 @@ class PlayedWindow:
         policy = profiled(policy, self.scenario)
         if policy.prepare is None:
             return policy
-        machines = [Machine(*one) for one in self.scenario.deployments]
+        machines = [Machine(*deployment) for deployment in self.scenario.deployments]
         return prepared(policy, policy_context(machines, template.state.requests, template.sim_config))
 
 

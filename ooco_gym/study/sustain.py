@@ -46,15 +46,15 @@ class Bench:
         """
         scenario = settling(placed(self.scenario, policy))
         runs = self.jobs.all([scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds], policy)
-        idle = [one["seed"] for one in runs if one["online"][f"violation_rate_{self.tpot_from}"] is None]
+        idle = [run["seed"] for run in runs if run["online"][f"violation_rate_{self.tpot_from}"] is None]
         if idle:
             raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, so no offline rate "
                             "would be too high; raise rate_scale or duration_s")
 
         def offline(name: str, empty: float) -> np.ndarray:
-            return np.array([empty if one["offline"][name] is None else one["offline"][name] for one in runs], float)
+            return np.array([empty if run["offline"][name] is None else run["offline"][name] for run in runs], float)
 
-        return Point(rate, np.array([late_at_most(one, self.tpot_from) for one in runs]),
+        return Point(rate, np.array([late_at_most(run, self.tpot_from) for run in runs]),
                      offline("kept_up_share", 1.0), offline("kept_up_service_share", 1.0),
                      offline("total_tokens_per_s", 0.0), runs)
 

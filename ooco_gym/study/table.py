@@ -81,7 +81,7 @@ class Metric:
         for place, point in enumerate(self.points):
             if unknown := [axis for axis in labels if axis not in point]:
                 raise UserError(f"{unknown[0]!r} is not one of its axes: {', '.join(point)}")
-            if all(point[axis] in (one if isinstance(one, list) else [one]) for axis, one in labels.items()):
+            if all(point[axis] in (label if isinstance(label, list) else [label]) for axis, label in labels.items()):
                 places.append(place)
         if not places:
             raise UserError(f"no point has {dict(labels)}")

@@ -144,8 +144,8 @@ class InFlight:
     def begins(self, now_s: float) -> float:
         """Returns when an iteration begins that is scheduled now; times after `now_s` predate a clock set back."""
         end_s = min(self._ended_s, now_s)
-        for one in self._iterations:
-            end_s = max(end_s, min(one.scheduled_s, now_s)) + one.predicted_s
+        for iteration in self._iterations:
+            end_s = max(end_s, min(iteration.scheduled_s, now_s)) + iteration.predicted_s
         return max(now_s, end_s)
 
     def record_in_flight(self, output: Any, sums: Sums, alone: Sums, now_s: float) -> None:
@@ -157,7 +157,7 @@ class InFlight:
 
     def record_end(self, output: Any, now_s: float) -> None:
         """Records an iteration's end, and updates the belief with its latency."""
-        place = next((place for place, one in enumerate(self._iterations) if one.output is output), None)
+        place = next((place for place, iteration in enumerate(self._iterations) if iteration.output is output), None)
         if place is None:
             return
         ended, before_s, belief = self._iterations[place], self._ended_s, self._decider.belief

@@ -269,7 +269,7 @@ class Replica:
         """Updates the mean outputs of finished requests (the simulator's `observed`): those that
         ran before, and now neither run nor wait."""
         now = {one.id: (one.online, one.num_output_tokens) for one in engine.running}
-        there = {one.id for one in self._requests}
+        there = {request.id for request in self._requests}
         for name, (online, made) in self._made.items():
             if name not in there:  # its last token came in the previous iteration
                 self._means[online] += MEAN_WEIGHT * (made + 1 - self._means[online])

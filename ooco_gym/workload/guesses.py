@@ -45,8 +45,8 @@ DOUBLED_SHARE = 0.01    # share of rows equal to an earlier one from which there
 
 def played(*settings: str) -> str:
     """Returns options as the readers take them, and as a workload does."""
-    words = " ".join(_word(one) for one in settings)
-    of_workload = " ".join(_word(f"workload.{one}") for one in settings)
+    words = " ".join(_word(setting) for setting in settings)
+    of_workload = " ".join(_word(f"workload.{setting}") for setting in settings)
     return f"{words} (for a workload file, {of_workload})"
 
 

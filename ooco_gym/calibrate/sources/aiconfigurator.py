@@ -84,12 +84,12 @@ def read(frame: Frame, context: Context, found: Found) -> None:
     frame.require(_COLUMNS[name])
     engine = kernel[0] if kernel[0].lower() in LIBRARIES else frame.texts("framework")[0]
     models = frame.texts("model")
-    named = {one: model_named(one) or one for one in set(models)}
+    named = {model: model_named(model) or model for model in set(models)}
     version = f"{engine}-{frame.texts('version')[0]}".lower()
     rows = Rows.of(
         frame.path, frame.first_row, len(frame), device=_device(frame, context), kernel=kernel,
         time_us=1e3 * frame.numbers("latency"), source=f"aiconfigurator/{version}", op=op,
-        model=np.array([named[one] for one in models], dtype=object),
+        model=np.array([named[model] for model in models], dtype=object),
         **_shape(name, frame, *(frame.numbers(column) for column in _COLUMNS[name])))
     found.rows.append(rows.select(keep))
 

@@ -71,12 +71,12 @@ def _copied(frame: Frame, layer: str) -> bool:
     """Returns whether a layer has one chip's times: early profiles have all heads' norms at every degree."""
     alone = frame.path.parent.parent / "tp1" / frame.path.name
     tables = [frame, Frame(alone)] if alone.is_file() else []
-    times = [one.numbers("time_us")[one.texts("layer") == layer] for one in tables]
+    times = [table.numbers("time_us")[table.texts("layer") == layer] for table in tables]
     return len(times) == 2 and np.array_equal(times[0], times[1])
 
 
 def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
-    linears = {one.name: (float(one.d_in), float(one.d_out)) for one in fused_linears(model, tp)}
+    linears = {linear.name: (float(linear.d_in), float(linear.d_out)) for linear in fused_linears(model, tp)}
     heads = {"h_q": float(model.heads), "h_kv": float(model.kv_heads), "d_h": float(model.head_dim)}
     op, (d_in, d_out) = f"elt:{layer}", (float(model.hidden), linears.get("down", (np.nan,))[0])
     if layer in LINEARS or layer == "lm_head":

@@ -89,8 +89,8 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     found = [
         Elementwise("embedding", 2.0 * model.dtype_bytes * model.hidden, 1),
         Elementwise("norm", 4.0 * model.dtype_bytes * model.hidden, 2 * model.layers + 1),
-        *(Elementwise("activation", (3.0 if model.gated_mlp else 2.0) * model.dtype_bytes * one.d_in, one.layers)
-          for one in linears(model, tp) if one.name.endswith("down")),
+        *(Elementwise("activation", (3.0 if model.gated_mlp else 2.0) * model.dtype_bytes * linear.d_in, linear.layers)
+          for linear in linears(model, tp) if linear.name.endswith("down")),
     ]
     if model.qk_norm:
         found.append(Elementwise("qk_norm", 2.0 * model.dtype_bytes * (queries + keys), model.layers))
@@ -194,8 +194,8 @@ class Form(TimingForm):
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch from which every linear layer is compute-bound."""
         found, model = self.kernels(shard), shard.model
-        batch = max(_saturation(found.gemm_of(one.weight_bytes), one, model.dtype_bytes)
-                    for one in fused_linears(model, shard.tp) if one.name != ROUTER)
+        batch = max(_saturation(found.gemm_of(linear.weight_bytes), linear, model.dtype_bytes)
+                    for linear in fused_linears(model, shard.tp) if linear.name != ROUTER)
         return max(batch, _first_of(self.experts(shard, _BATCHES).compute_bound)) if model.experts else batch
 
     def linear(self, shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:

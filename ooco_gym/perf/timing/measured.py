@@ -171,7 +171,7 @@ def _found(shard: Shard, table: Measurements) -> _Found:
     """Looks up every operator of a model on `shard.tp` chips."""
     model, tp = shard.model, shard.tp
     linears = [*fused_linears(model, tp), Linear("lm_head", model.hidden, -(-model.vocab // tp))]
-    layers = {(one.d_in, one.d_out): table.linear(one.d_in, one.d_out) for one in linears}
+    layers = {(linear.d_in, linear.d_out): table.linear(linear.d_in, linear.d_out) for linear in linears}
     names = [operator.name for operator in elementwise(model, tp)]
     curves = {name: table.elementwise(name, model, tp) for name in [*names, "residual", "sampler"]}
     heads = heads_of(shard, "decode")[:3]
@@ -179,7 +179,7 @@ def _found(shard: Shard, table: Measurements) -> _Found:
     all_reduce = table.all_reduce(tp) if tp > 1 else None
     one, beside = complete(shard.chip).mixed_attention, table.mixed_attention(*heads)
     mixed = _work_surface(beside, one, heads) if one and beside else None
-    missing = [one.name for one in linears if not layers[one.d_in, one.d_out]]
+    missing = [linear.name for linear in linears if not layers[linear.d_in, linear.d_out]]
     missing += [name for name in names if not curves[name]]
     for name, lacks in (("prefill attention", not prefill), ("decode attention", not decode),
                         ("all_reduce", tp > 1 and not all_reduce), ("experts", bool(model.experts)),
