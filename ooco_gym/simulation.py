@@ -157,7 +157,8 @@ class Simulation:
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
-        self.sim_config = sim_config = replace(sim_config_of(self.scenario, trace), retention=chosen.retention)
+        self.sim_config = sim_config = replace(sim_config_of(self.scenario, trace), retention=chosen.retention,
+                                               foresees=chosen.scaled_by is not None and chosen.scaled_by.foresees)
         self.ttft_slo_ps = None  # the clients' SLO, if it differs from the engine's
         if sim_config.engine_clock.has_frontend:
             self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.slo.ttft_s, len(trace))

@@ -7,15 +7,16 @@ from ooco_gym.policy.policy import SCALES_FROM
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import predict_decode, predict_prefill
 
-__all__ = ["SCALES_FROM", "predict_decode", "predict_prefill"]
+__all__ = ["SCALES_FROM"]
 
 ONLINE, OFFLINE = 0, 2  # of `arrived` and `prompt_tokens`
+PACE_TOKENS = 2048  # prompt whose prefill says what a token takes
 DAY_PS = 86_400 * s.PS_PER_S
 
 
 @inlined
 def index_of(view):
-    """The group's index, of `State.notes` among others."""
+    """The group's index; `view.state.notes[index_of(view)]` are numbers that a rule keeps of it, 0 at the beginning."""
     return view.state.units[view.instance].group
 
 
@@ -23,12 +24,6 @@ def index_of(view):
 def group_of(view):
     """The group: `least`, `most` and `count` instances (at the beginning), `start_ps`, `target` (the last answer)."""
     return view.state.groups[view.state.units[view.instance].group]
-
-
-@inlined
-def notes_of(view):
-    """Numbers that a rule keeps of the group, float64[NOTES], 0 at the beginning."""
-    return view.state.notes[view.state.units[view.instance].group]
 
 
 @inlined
@@ -93,19 +88,7 @@ def waiting(view):
 
 @inner
 def kv_used(view):
-    """Mean share of KV blocks in use of the group's instances that are on."""
-    group, free, total = group_of(view), np.int64(0), np.int64(0)
-    for instance in range(group.first, group.first + group.engines):
-        spec = view.state.instances[instance]
-        if spec.power == s.ON:
-            free += spec.free_blocks
-            total += spec.total_blocks
-    return 1.0 - free / max(np.int64(1), total)
-
-
-@inner
-def online_kv_used(view):
-    """The same of online requests alone: their tokens over the blocks' tokens."""
+    """Share of KV blocks that online requests hold on the group's instances that are on (offline work takes any)."""
     state, group, used, total = view.state, group_of(view), np.int64(0), np.int64(0)
     for instance in range(group.first, group.first + group.engines):
         spec = state.instances[instance]
@@ -121,3 +104,42 @@ def online_kv_used(view):
 def output_mean(view):
     """Moving mean of online outputs, in tokens."""
     return view.state.observed.online_output_mean
+
+
+# --- What load needs --------------------------------------------------------------------------------------------------
+@inner
+def token_s(view):
+    """Seconds of an instance for (a prompt token, an output token), by its predictions: a token of a long prompt, and
+    of the largest decode batch whose step keeps the TPOT SLO at the mean context of the last interval."""
+    state, requests = view.state, max(1.0, arrived(view, 0, ONLINE))
+    context = max(1.0, prompt_tokens(view, 0, ONLINE)) / requests + 0.5 * output_mean(view)
+    low, high = np.int64(1), np.int64(state.config.max_num_seqs)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if predict_decode(state, view.instance, middle, np.int64(middle * context)) <= state.config.default_tpot_ps:
+            low = middle
+        else:
+            high = middle - 1
+    step_ps = predict_decode(state, view.instance, low, np.int64(low * context))
+    return predict_prefill(state, view.instance, PACE_TOKENS) / PACE_TOKENS / s.PS_PER_S, step_ps / low / s.PS_PER_S
+
+
+@inner
+def instances_for(view, ago, count, cost):
+    """Instances that the online arrivals of `count` intervals, the last one `ago` before the last, keep busy; `cost` is
+    from `token_s`."""
+    total = 0.0
+    for back in range(ago, ago + count):
+        total += cost[0] * prompt_tokens(view, back, ONLINE) + cost[1] * output_mean(view) * arrived(view, back, ONLINE)
+    return total / (count * interval_s(view))
+
+
+@inner
+def most_of(view, wanted, seconds):
+    """The most that a rule has wanted within the last `seconds` (scaling down waits for so long); keeps it in the last
+    half of the notes."""
+    notes, size = view.state.notes[index_of(view)], np.int64(s.NOTES // 2)
+    notes[size + intervals(view) % size] = wanted
+    for back in range(min(size, intervals(view), np.int64(seconds / interval_s(view)))):
+        wanted = max(wanted, np.int64(notes[size + (intervals(view) - back) % size]))
+    return wanted

@@ -58,9 +58,9 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
-        turns=int(waits.sum()), groups=len(sim.groups), intervals=_intervals(trace, sim, window_s[1]),
-        predicted=0 if predicted is None else len(trace), weights=0 if weights is None else len(weights),
-        role_changes=len(sim.role_changes))
+        turns=int(waits.sum()), predicted=0 if predicted is None else len(trace), groups=len(sim.groups),
+        weights=0 if weights is None else len(weights), role_changes=len(sim.role_changes),
+        **_intervals(trace, sim, window_s[1]))
     first_target, *_, most = sorted([relaxed, relaxed, *(count for _, count in sim.role_changes)])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
@@ -206,10 +206,11 @@ def _fill_links(state: s.State, sim: SimConfig, sources: int, first_target: int)
     state.heap[2] = -1
 
 
-def _intervals(trace: Trace, sim: SimConfig, end_s: float) -> int:
-    """Number of intervals of an elastic fleet until the window's end or the last arrival; 0 for a fixed one."""
+def _intervals(trace: Trace, sim: SimConfig, end_s: float) -> dict[str, int]:
+    """Sizes by the number of intervals of an elastic fleet until the window's end or the last arrival."""
     last_s = max(end_s, float(trace.arrival_s.max(initial=0.0)))
-    return int(last_s / sim.scale_interval_s) + 1 if sim.groups else 0
+    count = int(last_s / sim.scale_interval_s) + 1 if sim.groups else 0
+    return {"intervals": count, "foreseen": count * sim.foresees}
 
 
 def _fill_fleet(state: s.State, sim: SimConfig) -> None:
@@ -223,6 +224,11 @@ def _fill_fleet(state: s.State, sim: SimConfig) -> None:
         state.units["group"][engines], state.units["due_ps"][engines] = index, s.NEVER
         state.instances["power"][engines] = s.OFF
         state.instances["power"][engines][: group.count] = s.ON
+    if sim.foresees:
+        ahead = state.requests[(state.requests["online"] == 1) & (state.requests["arrival_ps"] < s.NEVER)]
+        place = (ahead["arrival_ps"] / s.PS_PER_S / sim.scale_interval_s).astype(np.int64)
+        for row, name in enumerate(("prompt_tokens", "output_tokens")):
+            np.add.at(state.foreseen[row], place, ahead[name])
     fleet = state.fleet
     fleet.interval_ps = fleet.next_ps = round(sim.scale_interval_s * s.PS_PER_S)
     fleet.day_ps = round(sim.begin_s * s.PS_PER_S)

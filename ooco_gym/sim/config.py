@@ -55,5 +55,6 @@ class SimConfig:
     handover_s: float = 0.0
     groups: tuple[Group, ...] = ()  # of an elastic fleet
     scale_interval_s: float = 30.0
+    foresees: bool = False  # a rule reads State.foreseen
     begin_s: float = 0.0  # time of day at the beginning of the run
     role_changes: tuple[tuple[float, int], ...] = ()  # pools: time in the window, and relaxed instances from then on
