@@ -12,7 +12,7 @@ from ooco_gym import Scenario, simulate
 from ooco_gym.metrics.summary import gap_quantile_s, summarise
 from ooco_gym.sim import state as s
 from ooco_gym.sim.edges import edge_of
-from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, TIER, WAITING
+from ooco_gym.sim.state import GROUP, INSTANCE, ITL_BINS, STRICT, TIER, UNIT, WAITING
 from tests.metrics.hand_made import FIRST_BIN_S, ps, request, run_of, table
 
 SPREADS = [f"{name}_{part}_s" for name in ("ttft", "tpot", "tpot_decode") for part in ("mean", "p50", "p90", "p99")]
@@ -21,6 +21,7 @@ ONLINE = ["arrived", "finished", "unserved", "undecided", "violation_rate", "vio
           "worst_10min_violation_rate", *SPREADS, "itl_mean_s", "itl_p99_s", "normalized_latency_s"]
 OFFLINE = ["arrived", "finished", "prompt_tokens_per_s", "output_tokens_per_s", "reference_gpu_s_per_s",
            "wasted_tokens_per_s", "wasted_gpu_s_per_s", "evictions", "migrations", "interruptions", "age_p99_s"]
+NO_FLEET = {"tier": np.zeros(0, TIER), "groups": np.zeros(0, GROUP), "units": np.zeros(0, UNIT)}
 
 
 def good(arrival_s, **others):
@@ -112,7 +113,7 @@ def test_nothing_arrived_gives_nulls_not_zeros():
 
 
 def test_instances_report_shares_of_the_window():
-    state = SimpleNamespace(instances=np.zeros(1, INSTANCE), requests=table(good(10.0)), tier=np.zeros(0, TIER))
+    state = SimpleNamespace(instances=np.zeros(1, INSTANCE), requests=table(good(10.0)), **NO_FLEET)
     spec = state.instances[0]
     spec["role"], spec["total_blocks"], spec["free_blocks"] = STRICT, 100, 100
     spec["decode_ps"], spec["looked_tokens"], spec["cached_tokens"] = ps(300.0), 700, 500
@@ -166,7 +167,7 @@ def test_hit_rate_of_instances():
     instances = np.zeros(2, INSTANCE)
     instances["total_blocks"], instances["free_blocks"] = 100, 100
     instances["looked_tokens"], instances["cached_tokens"] = (1000, 0), (250, 0)
-    state = SimpleNamespace(instances=instances, requests=table(good(10.0)), tier=np.zeros(0, TIER))
+    state = SimpleNamespace(instances=instances, requests=table(good(10.0)), **NO_FLEET)
     done = edge_of(state, ps(4000.0))
     found = summarise(run_of(state.requests, instances=instances, done=done))["instances"]
     assert [one["hit_rate"] for one in found] == [0.25, None]
