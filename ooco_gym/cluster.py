@@ -80,7 +80,6 @@ class Pool(Model):
         return self.bounds[1] * self.data_parallel
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         least, most = self.bounds
         if not least <= self.count <= most:
             raise UserError(f"{where}: min={least}, count={self.count} and max={most} must be in ascending order")
@@ -150,7 +149,6 @@ class Cluster(Model):
         return cls.read({"name": "custom", **raw}, cls.PLACE.format_map(named))
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         pools = (*self.relaxed, *self.strict)
         if self.mixed and pools:
             raise UserError(f"{where}: give mixed instances, or relaxed and strict ones, not both")

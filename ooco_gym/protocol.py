@@ -67,7 +67,6 @@ class Predictor(Model):
         return cls.read({"name": value} if isinstance(value, str) else value)
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         if self.name == "exact" and (self.factor, self.noise) != (1.0, 0.0):
             raise UserError("predictor.factor and predictor.noise need predictor.name=biased")
 

@@ -177,13 +177,16 @@ class Model:
         return self.PLACE.format_map(vars(self))
 
     def __post_init__(self) -> None:
+        self.check_fields(self.place)
         self.validate(self.place)
 
-    def validate(self, where: str) -> None:
-        """Raises UserError for a value that is not what its annotation says; a model adds what holds between several.
-        `where` is how messages name the model."""
+    def check_fields(self, where: str) -> None:
+        """Raises UserError for a value that is not what its annotation says; `where` is how messages name the model."""
         for key, kind in kinds(type(self)).items():
             check(kind, at(where, key), getattr(self, key))
+
+    def validate(self, where: str) -> None:
+        """Raises UserError where checked values do not go together."""
 
     @classmethod
     def read(cls, values: Any, where: str = "", beside: Iterable[str] = ()) -> Self:

@@ -67,7 +67,6 @@ class CmaAgent(Model):
     threads: Annotated[int, Range(1, null="one for each core")]
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         keep = self.halving.keep
         demand(keep <= 0.9 or keep == 1, f"{where}.halving.keep", keep, "a share from 0.1 to 0.9, or 1 (no halving)")
         if self.windows % len(self.conditions or (None,)):

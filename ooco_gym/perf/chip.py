@@ -105,7 +105,6 @@ class ChipSpec(Model):
     """Source of each value, by field; scaled and assumed values are marked."""
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         if self.extended is not None:
             self.extended.validate(at(where, "extended"))
         if self.link and self.link not in list_links():

@@ -69,7 +69,6 @@ class Deployment(Model):
     data_parallel: Count = 1
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
         ranks = f" x data_parallel={self.data_parallel}" if self.data_parallel > 1 else ""

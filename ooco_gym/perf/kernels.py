@@ -305,10 +305,10 @@ class ExtendedParameters(Model):
         """Parts of a fit are not checked; a chip's are, when it is made."""
 
     def validate(self, where: str) -> None:
-        super().validate(where)
+        self.check_fields(where)
         for name, kernel in vars(self).items():
             if kernel is not None:
-                kernel.validate(at(where, name))
+                kernel.check_fields(at(where, name))
 
     def to_mapping(self) -> dict[str, dict[str, float]]:
         """The parameters by kernel and field, without missing kernels."""

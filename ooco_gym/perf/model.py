@@ -90,7 +90,6 @@ class ModelSpec(Model):
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         for wrong, said in (
                 (not self.intermediate and (not self.experts or self.dense_layers),
                  "intermediate=0 must be a whole number of at least 1, the width of a plain MLP"),

@@ -52,9 +52,8 @@ class RequestClass(Model):
     weight: Annotated[float, Range(0, 1e6)] = 1.0
 
     def validate(self, where: str) -> None:
-        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+        if not NAME.fullmatch(self.name):
             raise UserError(f"classes: '{self.name}' is not a class name; expected {NAMED}")
-        super().validate(where)
         if self.name in DEFAULT_CLASSES and self.online != (self.name == "online"):
             raise UserError(f"{where}.online={str(self.online).lower()} contradicts its name: choose another name")
         for key in ("ttft_s", "tpot_s", "deadline_s"):

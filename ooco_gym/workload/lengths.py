@@ -37,7 +37,6 @@ class LognormalMixture(Model):
     mean: Any = None
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         demand(sum(self.weights) > 0, at(where, "weights"), self.weights, "numbers of at least 0 with a sum above 0")
         for key in ("mu", "sigma"):
             demand(len(getattr(self, key)) == len(self.weights), at(where, key), getattr(self, key),
@@ -79,7 +78,6 @@ class QuantileTable(Model):
     mean: Any = None
 
     def validate(self, where: str) -> None:
-        super().validate(where)
         steps = np.diff(self.quantiles)
         demand(steps.size and self.quantiles[0] == 0 and self.quantiles[-1] == 1 and (steps > 0).all(),
                at(where, "quantiles"), self.quantiles, "ascending numbers from 0 to 1")
