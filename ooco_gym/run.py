@@ -36,6 +36,7 @@ class RunRecord:
     arrivals_s: tuple[float, float] | None = None  # in which arriving requests count; None: `window_s`
     done: Edge | None = None  # what was done between the window's edges; None: not recorded
     start_tokens: np.ndarray | None = None  # int32[n], `Edge.computed_tokens` at the window's start
+    job: np.ndarray | None = None  # int64[n], `Trace.job`
     least_ps: np.ndarray | None = None  # int64[2, n], `sim.build.least_ps`
 
     @property

@@ -193,6 +193,7 @@ class Simulation:
         self._answer = s.ASK
         self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
         cached = shared_tokens(trace) if trace.session is None else trace.prompt_tokens  # a turn may be cached whole
+        self.job = trace.job
         self.least_ps = least_ps(machines, self.state, sim_config, cached) if whole else None
         if whole:
             self.state.config.ends = s.ALL_TOKENS if self.scenario.open_end else s.LAST_TOKENS
@@ -382,7 +383,7 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
               state.due_ps if state.due_ps.size else None, simulation.turns,
               int(state.tier["blocks"].sum()) if state.tier.size else None,
               (start_s, min(simulation.window_s[1], end_s)), edges[1].since(edges[0]), edges[0].computed_tokens,
-              simulation.least_ps)
+              simulation.job, simulation.least_ps)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run

@@ -111,7 +111,7 @@ class Snapshots:
 def _arrived(state: s.State) -> int:
     """Number of leading request rows that may differ from how they were built
     (`sim.sessions.rows_arrived`)."""
-    return state.requests.size if state.successor.size else int(state.clock.next_arrival)
+    return state.requests.size if state.followers.size else int(state.clock.next_arrival)
 
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:

@@ -13,6 +13,8 @@ from ooco_gym.metrics.chosen import SOME
 from ooco_gym.metrics.quality import end_ps_of, judge, judge_deadlines, rules_of
 from ooco_gym.run import RunRecord
 from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
+from ooco_gym.workload import Turns
+from ooco_gym.workload.trace import NO_SESSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +39,9 @@ def requests_table(run: RunRecord, everything: bool = False) -> pa.Table:
     `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool; for offline
     requests whether they missed their deadline, if any). With rejections there is `rejected`, the
     reason ("memory", "model window") or null; with closed sessions `after` (int32), the id of the
-    turn for whose end a turn waited, or null. Requests of warm-up and drain are included only with
+    turn for whose end a turn waited, or null
+    (lists where some wait for several), and with jobs `job` (int64). Requests of warm-up and drain
+    are included only with
     `everything`; turns of closed sessions that never arrived are not.
     """
     import pyarrow as pa
@@ -83,9 +87,22 @@ def _table_of(run: RunRecord, rows: np.ndarray, with_rejected: bool) -> pa.Table
         **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
         "violated": pa.array(violated),
         **({} if reasons is None else {"rejected": pa.array(reasons, pa.string(), mask=~refused)}),
-        **({} if run.turns is None else {"after": pa.array(run.turns.previous[rows].astype(np.int32),
-                                                           mask=run.turns.previous[rows] < 0)}),
+        **({} if run.turns is None else {"after": _after(run.turns, rows)}),
+        **({} if run.job is None else {"job": pa.array(run.job[rows], mask=run.job[rows] == NO_SESSION)}),
     })
+
+
+def _after(turns: Turns, rows: np.ndarray) -> pa.Array:
+    """The requests that each row waits for: one or null, or lists if some request waits for several."""
+    import pyarrow as pa
+
+    sources, targets = turns.edges
+    counts = np.bincount(targets, minlength=len(turns.previous))
+    if counts.max(initial=0) <= 1:
+        return pa.array(turns.previous[rows].astype(np.int32), mask=turns.previous[rows] < 0)
+    ordered = sources[np.argsort(targets, kind="stable")].astype(np.int32)
+    begin = np.concatenate([[0], np.cumsum(counts)])
+    return pa.array([ordered[begin[row] : begin[row + 1]].tolist() for row in rows.tolist()], pa.list_(pa.int32()))
 
 
 def write_requests(run: RunRecord, path: str | os.PathLike[str]) -> None:

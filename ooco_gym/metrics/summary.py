@@ -11,6 +11,7 @@ import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen, counted
 from ooco_gym.metrics.instances import fleet_metrics, instance_metrics, offloading_metrics, utilization_metrics
+from ooco_gym.metrics.jobs import job_metrics
 from ooco_gym.metrics.kept_up import kept_up_metrics
 from ooco_gym.metrics.quality import (
     Rules,
@@ -55,6 +56,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "offline": offline_metrics(run),
         **rejected_metrics(run),
         **session_metrics(run),
+        **job_metrics(run),
         **offloading_metrics(run),
         **fleet_metrics(run),
         **batch_metrics(run),

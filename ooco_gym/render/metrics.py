@@ -35,6 +35,9 @@ TITLES = {
     LEFT: ("unfinished at the end", "requests"), DUE: ("missed deadlines", "requests"),
     **dict(zip(JOBS, (("jobs left", "requests"), ("makespan of the jobs", "s"), ("mean completion of the jobs", "s"),
                       ("jobs done in time", "%")), strict=True)),
+    "jobs.arrived": ("jobs of several requests", ""), "jobs.done": ("of these, done", ""),
+    "jobs.completion_mean_s": ("mean completion of a job", "s"), "jobs.completion_p99_s": ("P99", "s"),
+    "jobs.slowdown_mean": ("mean slow-down of a job", ""),
     "cost.goodput_per_s": ("online goodput", "1/s"),
     "cost.chip_hours_per_million_tokens": ("chip-hours per million tokens", ""),
     "cost.per_million_tokens": ("cost per million tokens", ""), "cost.of_all": ("cost of all requests", ""),
@@ -54,7 +57,8 @@ FACTORS = {"%": 100.0, "ms": 1000.0}
 RUN_METRICS = (
     "online.arrived", "online.finished", "online.unserved", "online.worst_10min_violation_rate", "online.ttft_p50_s",
     "online.ttft_p99_s", "online.tpot_p50_s", "online.tpot_p99_s", "online.tpot_decode_p99_s", "offline.arrived",
-    "offline.finished", *JOBS, "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
+    "offline.finished", *JOBS, "jobs.arrived", "jobs.done", "jobs.completion_mean_s", "jobs.completion_p99_s",
+    "jobs.slowdown_mean", "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
     "offline.interruptions", "offline.migrations", "offline.age_p99_s", "kv_offloading.hit_rate",
     "utilization.compute_share", "utilization.kv_mean_share", "utilization.busy_share",
     "cost.chip_hours_per_million_tokens", "cost.per_million_tokens", "cost.of_all")

@@ -58,9 +58,9 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
-        turns=int(waits.sum()), predicted=0 if predicted is None else len(trace), groups=len(sim.groups),
-        weights=0 if weights is None else len(weights), role_changes=len(sim.role_changes),
-        **_intervals(trace, sim, window_s[1]))
+        turns=int(waits.sum()), edges=0 if turns is None else turns.edges.shape[1], groups=len(sim.groups),
+        predicted=0 if predicted is None else len(trace), weights=0 if weights is None else len(weights),
+        role_changes=len(sim.role_changes), **_intervals(trace, sim, window_s[1]))
     first_target, *_, most = sorted([relaxed, relaxed, *(count for _, count in sim.role_changes)])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
@@ -98,11 +98,12 @@ def _split_settings(sim: SimConfig, settings: Mapping[str, int]) -> tuple[SimCon
 
 
 def _fill_turns(state: s.State, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
-    """Fills the dependencies of closed sessions: the turn before each turn, and the think time
-    after its answer."""
-    state.successor[:], state.think_ps[:] = -1, -1
-    if turns.clients is None:
-        state.successor[turns.previous[waits]] = np.flatnonzero(waits)
+    """Fills the dependencies of closed sessions: what waits for each request, and the think time after its answer."""
+    n, (sources, targets) = len(waits), turns.edges
+    state.think_ps[:] = -1
+    state.followers[: n + 1] = n + 1 + np.searchsorted(sources, np.arange(n + 1))  # edges are sorted by source
+    state.followers[n + 1 :] = targets
+    state.unfinished[:] = np.bincount(targets, minlength=n)
     state.think_ps[waits] = np.rint(np.minimum(turns.think_s[waits] * s.PS_PER_S, s.NEVER)).astype(np.int64)
     config = state.config
     config.clients = turns.clients or 0

@@ -1,6 +1,7 @@
 """Closed sessions: a turn of a conversation arrives its think time after the previous turn has
-finished. Clients that share their requests (`Config.clients`): the next request in order arrives
-whenever a client has an answer.
+finished, an agent's call after all that it waits for have (State.followers, State.unfinished).
+Clients that share their requests (`Config.clients`): the next request in order arrives whenever a
+client has an answer.
 
 A turn is *released* when that has happened; until then its arrival is NEVER. State.turns has two
 binary heaps of released turns: those to arrive, by arrival, and online ones, by TTFT deadline.
@@ -21,7 +22,7 @@ UNKNOWN = 0  # next arrival time that must be looked up
 @inlined
 def closed(state):
     """Whether some request waits for another one to finish."""
-    return state.successor.size > 0
+    return state.followers.size > 0
 
 
 @inlined
@@ -89,19 +90,25 @@ def _next_of_clients(state):
 
 @inner
 def release(state, slot):
-    """Releases the turn that waits for a finished request, if any: it arrives its think time after
-    the client has the answer.
-
-    It arrives at least a picosecond later, as all arrivals of this time are processed. With
-    `Config.clients`, a rejected request, too, leaves its client free.
-    """
-    clock, config, ended = state.clock, state.config, state.requests[slot]
-    if config.clients:
-        turn = _next_of_clients(state) if ended.online else np.int64(-1)
-    else:
-        turn = np.int64(state.successor[slot])
-    if turn < 0:
+    """Releases the turns that wait for a finished request and for no other one. With `Config.clients`, a rejected
+    request, too, leaves its client free."""
+    if state.config.clients:
+        turn = _next_of_clients(state) if state.requests[slot].online else np.int64(-1)
+        if turn >= 0:
+            _release(state, slot, turn)
         return
+    for place in range(state.followers[slot], state.followers[slot + 1]):
+        turn = np.int64(state.followers[place])
+        state.unfinished[turn] -= 1
+        if state.unfinished[turn] == 0:
+            _release(state, slot, turn)
+
+
+@inner
+def _release(state, slot, turn):
+    """Lets a turn arrive its think time after the client has the answer to `slot`, but at least a picosecond later, as
+    all arrivals of this time are processed."""
+    clock, config, ended = state.clock, state.config, state.requests[slot]
     request = state.requests[turn]
     answer_ps = config.frontend_ps + config.frontend_token_ps * ended.prompt_tokens
     request.arrival_ps = min(s.NEVER, clock.now_ps + max(1, min(s.NEVER, state.think_ps[turn] + answer_ps)))

@@ -165,7 +165,9 @@ class State(NamedTuple):
     # clients'. Empty without clients
     ended: np.ndarray  # float64[rows, 4], outputs of a client that have ended: number, mean and sum of squares of their
     # logarithm, moving mean in tokens (`policy.lengths`)
-    successor: np.ndarray  # int32[n] with closed sessions: the request that waits for this one, or -1
+    followers: np.ndarray  # int32[n + 1 + e] with closed sessions: places here of the requests that wait for each one,
+    # and these requests
+    unfinished: np.ndarray  # int32[n] likewise: number of requests that each one still waits for
     think_ps: np.ndarray  # int64[n] likewise: think time, -1 for requests that arrive at the trace's own time
     turns: np.ndarray  # int32[2, 1 + waiting turns], heaps (`sim.sessions`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
@@ -200,6 +202,7 @@ class OptionalSizes(NamedTuple):
     predicted: int = 0
     clients: int = 0  # rows of State.ended
     turns: int = 0
+    edges: int = 0  # of State.followers
     weights: int = 0
     tiers: int = 1  # tiers of tracked blocks
     heaps: int = 0  # rows of each instance's heap of blocks
@@ -245,6 +248,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)), np.zeros(n_requests if pool.clients else 0, np.int32),
         np.zeros((pool.clients, 4)),
+        np.zeros(n_requests + 1 + pool.edges if pool.turns else 0, np.int32),
         np.zeros(n_requests if pool.turns else 0, np.int32), np.zeros(n_requests if pool.turns else 0, np.int64),
         np.zeros((2, 1 + pool.turns), np.int32), np.zeros(ITL_BINS, np.int64),
         np.zeros(evicted, np.int32), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
@@ -259,7 +263,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
                "tables")
 # Never written while an episode runs: copies share these arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "successor", "think_ps", "foreseen",
+SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "followers", "think_ps", "foreseen",
           "role_changes")
 
 

@@ -87,13 +87,23 @@ def _numbered(names: Column) -> np.ndarray:
     return np.frombuffer(b"".join(digests), np.int64)[np.array(known.indices)]
 
 
+def _split(column: Column) -> Column:
+    """Returns texts such as "3 7", or Python lists, as lists of texts; null for empty ones."""
+    text = _compute.replace_substring_regex(as_texts(column), r"^\[(.*)\]$", r"\1")
+    text = _compute.replace_substring_regex(text, r"[\"']", "")
+    return _compute.utf8_split_whitespace(as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
+
+
+def as_name_lists(column: Column) -> Column:
+    """Returns lists of names or numbers, or one of them, as lists of texts."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return column.cast(pa.list_(pa.string()))
+    return _split(column.cast(pa.string()))
+
+
 def as_lists(column: Column) -> Column | None:
     """Returns lists of whole numbers, or of names as numbers, which equal names share."""
-    lists = column
-    if _is_text(column):  # "3 7", or a Python list
-        text = _compute.replace_substring_regex(as_texts(column), r"^\[(.*)\]$", r"\1")
-        text = _compute.replace_substring_regex(text, r"[\"']", "")
-        lists = _compute.utf8_split_whitespace(as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
+    lists = _split(column) if _is_text(column) else column
     found = tried(lambda one: one.cast(pa.list_(pa.int64())), lists)
     if found is None:  # unsigned 64-bit numbers, or names, such as hashes
         values, counts = _compute.list_flatten(lists).combine_chunks(), _compute.list_value_length(lists).fill_null(0)

@@ -17,8 +17,8 @@ from ooco_gym.workload.unfolding import FORMS
 
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("class", *SECONDS, "session", "client", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes",
-            "block_tokens")
+OPTIONAL = ("class", *SECONDS, "session", "client", "job", "id", "after", "think_s", "delay", "end_s", "elapsed_s",
+            "prefix_hashes", "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 
 

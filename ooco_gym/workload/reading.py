@@ -7,6 +7,7 @@ Each value is checked; an error names its row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ooco_gym.workload.guesses import (
     unread,
 )
 from ooco_gym.workload.keyed import scattered
-from ooco_gym.workload.sessions import previous_turns
+from ooco_gym.workload.sessions import edges_of, in_circles, previous_turns
 from ooco_gym.workload.table_reader import TraceTable, read_table, unreadable
 from ooco_gym.workload.trace import (
     BLOCK_TOKENS,
@@ -77,6 +78,7 @@ def trace_of(table: TraceTable, form: TraceFormat, only: Mapping[str, Any] | Non
         found = _columns(table, form, there)
         ticks = ticks if timed else _planned(table, there, form, found)
         hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
+        after = found.pop("after", None)
         ends = _ends(table, form, there, ticks)
     except (pa.ArrowException, UnicodeError) as error:  # for example a corrupt Parquet file
         raise unreadable(table.path, error) from None
@@ -97,13 +99,20 @@ def trace_of(table: TraceTable, form: TraceFormat, only: Mapping[str, Any] | Non
         ticks, kept = ticks[order], kept[order]
     if len(kept) < table.rows or late:
         found = {name: values if name == "class_names" else values[kept] for name, values in found.items()}
-        hashes = None if hashes is None else take_hashes(hashes, kept)
-    if ends is not None:
-        thought = _thought(ticks, ends[kept], found.get("session"), form.per_second)
+        hashes, after = (None if pair is None else take_hashes(pair, kept) for pair in (hashes, after))
+    linked = Trace((ticks - origin) / form.per_second, **found, after=after, name=file_name(table.path))
+    edges = edges_of(linked) if after is not None or (ends is not None and linked.session is not None) else None
+    if after is not None and edges is not None:
+        good = np.ones(table.rows, bool)
+        good[kept[in_circles(edges, len(kept))]] = False
+        table.demand(good, there["after"], "ids of requests that do not wait for this one, by 'after' or as turns of a "
+                                           "session")
+    if ends is not None and edges is not None:
+        thought = _thought(ticks, ends[kept], edges, form.per_second)
         told = found.get("think_s", np.full(len(ticks), np.nan))
         found["think_s"] = np.where(np.isnan(told), thought, told)
-    return Trace((ticks - origin) / form.per_second, **found, prefix_hashes=hashes, block_tokens=block_tokens,
-                 name=file_name(table.path), notes=tuple(notes))
+    return replace(linked, think_s=found.get("think_s"), prefix_hashes=hashes, block_tokens=block_tokens,
+                   notes=tuple(notes))
 
 
 def file_name(path: Path) -> str:
@@ -120,6 +129,10 @@ def _columns(table: TraceTable, form: TraceFormat, there: Mapping[str, str]) -> 
     if "session" in there:
         session, *parent = table.sessions(there["session"], *([form.parent] * (form.parent in table.columns)))
         read["session"] = _roots(session, *parent) if parent else session
+    if "job" in there:
+        read["job"] = table.sessions(there["job"])[0]
+    if "after" in there:
+        read["key"], read["after"] = _waits(table, there)
     if "client" in there:  # numbered: a log's keys of clients may be text, or larger than 32 bits
         named = table.sessions(there["client"])[0]
         read["client"] = np.where(named < 0, -1, np.searchsorted(np.unique(named[named >= 0]), named))
@@ -186,12 +199,37 @@ def _ends(table: TraceTable, form: TraceFormat, there: Mapping[str, str], ticks:
     return ticks + _seconds(table, there["elapsed_s"], "a number of seconds >= 0, or nothing") * form.per_second
 
 
-def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, per_second: float) -> np.ndarray:
-    """Returns seconds from the previous turn's end to an arrival, at least 0; NaN for first turns."""
-    if session is None:
-        return np.full(len(ticks), np.nan)
-    previous, _ = previous_turns(session)
-    return np.where(previous >= 0, np.maximum(ticks - ends[previous], 0) / per_second, np.nan)
+def _thought(ticks: np.ndarray, ends: np.ndarray, edges: np.ndarray, per_second: float) -> np.ndarray:
+    """Returns seconds from the last end of what a request waits for to its arrival, at least 0; NaN if it waits for
+    none."""
+    ended, last = ends[edges[0]], np.full(len(ticks), -1, ends.dtype)  # no end is before 0
+    told, waits = ~np.isnan(ended), np.zeros(len(ticks), bool)
+    np.maximum.at(last, edges[1][told], ended[told])
+    waits[edges[1]] = True
+    waits[edges[1][~told]] = False  # where an end is not known, neither is the time since
+    return np.where(waits, np.maximum(ticks - last, 0) / per_second, np.nan)
+
+
+def _waits(table: TraceTable, there: Mapping[str, str]) -> tuple[np.ndarray, Hashes]:
+    """Returns each request's key, and the keys of those that it waits for."""
+    field, named = there["after"], there.get("id")
+    if named is None:
+        raise UserError(f"trace file '{table.path}' has a column '{field}', but none with the ids that it names: add "
+                        f"one, or say {played('columns.id=NAME')}")
+    keys, counts, values = table.named_lists(named, field, "a list of ids (in CSV such as 3 7 or [3, 7]), or nothing")
+    order, again = np.argsort(keys, kind="stable"), np.zeros(len(keys), bool)
+    again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+    table.demand(~again, named, "a number or name that no other row has")
+    rows = np.repeat(np.arange(table.rows), counts)
+    _, first = np.unique(np.stack([rows, values]), axis=1, return_index=True)
+    double = np.ones(len(values), bool)
+    double[first] = False
+    for wrong, expected in ((~np.isin(values, keys), "ids of requests in this file"), (double, "each id once"),
+                            (values == keys[rows], "ids of other requests")):
+        good = np.ones(table.rows, bool)
+        good[rows[wrong]] = False
+        table.demand(good, field, expected)
+    return keys, (np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), values)
 
 
 def _seconds(table: TraceTable, field: str, expected: str, above: bool = False) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""Closed sessions: each turn of a conversation arrives a think time after the previous one has finished."""
+"""Closed sessions: each turn of a conversation arrives a think time after the previous one has finished, and a call of
+an agent after all that it waits for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ class Turns:
         planned_s: float64, arrivals in the trace.
         think: source of the think times, in words.
         clients: number of clients that share the online requests; None: each waits for its own.
+        edges: int64[2, e], (request, one that waits for its end), each once; of clients none. A request waits for all
+            that it has here, of which `previous` is the last in the trace.
     """
 
     previous: np.ndarray
@@ -75,6 +78,7 @@ class Turns:
     planned_s: np.ndarray
     think: str
     clients: int | None = None
+    edges: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int64))
 
     @property
     def waits(self) -> np.ndarray:
@@ -104,7 +108,8 @@ def previous_turns(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
     """Returns a sentence if a trace has conversations whose turns do not wait for each other."""
-    if turns is not None or trace.session is None or (previous_turns(trace.session)[0] < 0).all():
+    waits = trace.session is not None and (previous_turns(trace.session)[0] >= 0).any()
+    if turns is not None or not (waits or (trace.after is not None and trace.after[1].size)):
         return ()
     return ("sessions are open: each turn arrives at the trace's own time, even if the previous turn is unanswered; "
             "with workload.sessions=closed it waits for the answer",)
@@ -125,15 +130,22 @@ def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:
     """Returns the request that each request of a trace waits for.
 
     A turn's think time is the trace's own (`think_s`), or else drawn from `think`. The trace's
-    first turn of a session arrives at its own time.
+    first turn of a session, and a call whose `after` are not in the trace, arrive at their own time.
 
     Raises:
-        UserError: the trace has no sessions, or a turn has no think time.
+        UserError: the trace has no sessions, a turn has no think time, or calls wait for each other in a circle.
     """
-    if trace.session is None:
+    if trace.session is None and trace.after is None:
         raise UserError(f"workload.sessions=closed: trace '{trace.name}' has no sessions (column session, see "
                         "docs/traces.md), so no request waits for another one; leave it out")
-    previous, turn = previous_turns(trace.session)
+    session = np.full(len(trace), NO_SESSION) if trace.session is None else trace.session
+    _, turn = previous_turns(session)
+    edges = edges_of(trace)
+    if trace.after is not None and (stuck := in_circles(edges, len(trace))).any():
+        raise UserError(f"trace '{trace.name}', request {np.argmax(stuck)} (from 0), waits for itself by 'after' and "
+                        "the turns of sessions; expected no circle")
+    previous = np.full(len(trace), -1)
+    np.maximum.at(previous, edges[1], edges[0])
     think_s = np.full(len(trace), np.nan) if trace.think_s is None else trace.think_s
     waits, drawn = previous >= 0, (previous >= 0) & np.isnan(think_s)
     if drawn.any():
@@ -143,8 +155,49 @@ def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:
                             f"{trace.arrival_s[np.argmax(drawn)]:g} s: give a column think_s (or end_s, when a request "
                             "was answered), or workload.think_s=5.0, or workload.think_s={median: 5.0, sigma: 1.2}")
         think_s = think_s.copy()
-        think_s[drawn] = think.draw(scattered(trace.session[drawn], "session") + turn[drawn], seed)
+        think_s[drawn] = think.draw(_numbers(trace, session, turn)[drawn], seed)
     told = "the trace's" if not drawn.any() else str(think)
     if 0 < drawn.sum() < waits.sum():
         told = f"the trace's; of {drawn.sum():,} of {waits.sum():,} turns {told}"
-    return Turns(previous, np.where(waits, think_s, 0.0), trace.arrival_s, told)
+    return Turns(previous, np.where(waits, think_s, 0.0), trace.arrival_s, told, edges=edges)
+
+
+def _numbers(trace: Trace, session: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Returns the number of each turn by which its think time is drawn, int64[n]."""
+    numbers = scattered(session, "session") + turn
+    return numbers if trace.key is None else np.where(session == NO_SESSION, scattered(trace.key, "call"), numbers)
+
+
+def edges_of(trace: Trace) -> np.ndarray:
+    """Returns (request, one that waits for it), int64[2, e]: turns of sessions, and what `after` names in the trace."""
+    edges = [np.zeros((2, 0), np.int64)]
+    if trace.session is not None:
+        previous, _ = previous_turns(trace.session)
+        turns = np.flatnonzero(previous >= 0)
+        edges.append(np.stack([previous[turns], turns]))
+    if trace.after is not None and trace.key is not None:
+        offsets, keys = trace.after
+        order = np.argsort(trace.key, kind="stable")
+        place = np.minimum(np.searchsorted(trace.key[order], keys), len(order) - 1)
+        there = trace.key[order[place]] == keys if len(order) else np.zeros(0, bool)
+        edges.append(np.stack([order[place[there]], np.repeat(np.arange(len(trace)), np.diff(offsets))[there]]))
+    sources, targets = np.concatenate(edges, axis=1)
+    return np.stack(np.divmod(np.unique(sources * len(trace) + targets), max(1, len(trace))))
+
+
+def in_circles(edges: np.ndarray, n: int) -> np.ndarray:
+    """Returns which of n requests wait for themselves, or for such ones, bool[n]."""
+    return ~np.isin(np.arange(n), in_order(edges, n))
+
+
+def in_order(edges: np.ndarray, n: int) -> list[int]:
+    """Returns n requests so that each comes after those that it waits for; those in circles are left out."""
+    left, (sources, targets) = np.bincount(edges[1], minlength=n), edges
+    begin = np.searchsorted(sources, np.arange(n + 1))  # edges are sorted by source
+    ordered = np.flatnonzero(left == 0).tolist()
+    for slot in ordered:
+        for target in targets[begin[slot] : begin[slot + 1]].tolist():
+            left[target] -= 1
+            if left[target] == 0:
+                ordered.append(target)
+    return ordered

@@ -30,7 +30,17 @@ import pyarrow.csv
 
 from ooco_gym import files
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.workload.casts import Cast, Column, as_integers, as_lists, as_moments, as_numbers, as_texts, tried
+from ooco_gym.workload.casts import (
+    Cast,
+    Column,
+    as_integers,
+    as_lists,
+    as_moments,
+    as_name_lists,
+    as_numbers,
+    as_texts,
+    tried,
+)
 from ooco_gym.workload.trace import ENDINGS
 from ooco_gym.workload.unfolding import FORMS, form_of
 
@@ -127,6 +137,19 @@ class TraceTable:
     def integer_lists(self, field: str, expected: str) -> Column:
         """Returns a column of lists (as text: numbers separated by blanks or commas) as lists of int64."""
         return self._read(field, expected, as_lists)
+
+    def named_lists(self, names: str, lists: str, expected: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns a column of names as int64[rows], the lengths of a column of lists of such names, and all values of
+        these lists; equal names get equal numbers, integers are kept."""
+        own = self.texts(names, "a number or a name").combine_chunks()
+        self.demand(own.is_valid().to_numpy(zero_copy_only=False), names, "a number or a name")
+        column = self._read(lists, expected, as_name_lists).combine_chunks()
+        counts = _compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        both = pa.concat_arrays([own, column.flatten()])
+        whole = tried(as_integers, pa.chunked_array([both]))
+        numbers = both.dictionary_encode().indices if whole is None else whole.combine_chunks()
+        numbers = np.asarray(numbers.fill_null(-1), np.int64)
+        return numbers[: len(own)], counts, numbers[len(own) :]
 
     def place(self, row: int) -> str:
         """Returns the place of a row (from 0) in the file, for messages: `line 5`, or `row 4` of a Parquet."""

@@ -21,6 +21,7 @@ MOST_CLIENTS = 100_000  # the simulator keeps a row for each number up to the la
 MOST_CLASSES = 16  # named ones, besides these two
 SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own SLOs and deadline
 Hashes = tuple[np.ndarray, np.ndarray]
+LISTS = ("prefix_hashes", "after")  # columns of lists, each (offsets, values)
 
 
 class Values(NamedTuple):
@@ -51,6 +52,8 @@ COLUMNS = {
                     "a number of seconds >= 0, or NaN where it is not known"),
     "session": Values(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none",
                     NO_SESSION),
+    "job": Values(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none", NO_SESSION),
+    "key": Values(np.int64, lambda x: np.ones(len(x), bool) & _whole(x), "a whole number", NO_SESSION),
     "client": Values(np.int32, lambda x: _whole(x) & (x >= NO_SESSION) & (x < MOST_CLIENTS),
                    f"a whole number from 0 to {MOST_CLIENTS - 1:,}, or -1 for none", NO_SESSION),
     "class_id": Values(np.int8, lambda x: _whole(x) & (x >= 0) & (x < 128), "a place in class_names")}
@@ -72,8 +75,12 @@ class Trace:
         client: int32[n] or None; requests of a client, or of a batch job, share a number below MOST_CLIENTS; -1: none.
         deadline_s: float64[n] seconds > 0 from arrival to finish of offline requests, or None; NaN:
             none.
-        think_s: float64[n] seconds >= 0 from the end of the session's previous turn to this
+        think_s: float64[n] seconds >= 0 from the end of the session's previous turn, and of all in `after`, to this
             arrival, or None; NaN: unknown (`ooco_gym.workload.sessions`).
+        key: int64[n] or None; a request's own number, by which `after` names it.
+        after: None, or (offsets int64[n+1], keys int64[offsets[n]]): request i waits for those with
+            `keys[offsets[i]:offsets[i+1]]`, beside its session's previous turn.
+        job: int64[n] or None; requests of one job share a number >= 0; -1: none.
         class_id: int8[n], indices into `class_names`; None: `online` alone gives the class
             (`ooco_gym.workload.classes`).
         class_names: the classes of `class_id`, including `online` and `offline` if requests are of
@@ -104,6 +111,9 @@ class Trace:
     block_tokens: int = BLOCK_TOKENS
     think_s: np.ndarray | None = None
     client: np.ndarray | None = None
+    key: np.ndarray | None = None
+    after: Hashes | None = None
+    job: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.online is None:
@@ -119,13 +129,19 @@ class Trace:
         _demand(ordered, self.arrival_s, "arrival_s", "no earlier than the request before (sort first)")
         if self.class_id is not None:
             _demand(self.class_id < len(self.class_names), self.class_id, "class_id", "a place in class_names")
-        if self.prefix_hashes is not None:
-            object.__setattr__(self, "prefix_hashes", _hashes(self.prefix_hashes, len(self)))
+        for name, pair in self.lists().items():
+            object.__setattr__(self, name, _lists(name, pair, len(self)))
+        if self.after is not None and self.key is None:
+            raise UserError("trace field 'after' names requests by 'key', which is missing")
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Returns the present columns by name; prefix hashes, a pair of arrays, are not among them."""
+        """Returns the present columns by name; those of lists, each a pair of arrays, are not among them (`lists`)."""
         values = {name: getattr(self, name) for name in COLUMNS}
         return {name: value for name, value in values.items() if value is not None}
+
+    def lists(self) -> dict[str, Hashes]:
+        """Returns the present columns of lists, each as (offsets, values), by name."""
+        return {name: pair for name in LISTS if (pair := getattr(self, name)) is not None}
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -151,10 +167,8 @@ class Trace:
         columns = {name: values[index] for name, values in self.columns().items()}
         if arrival_s is not None:
             columns["arrival_s"] = arrival_s
-        hashes = self.prefix_hashes
-        if hashes is not None:
-            hashes = take_hashes(hashes, np.arange(len(self))[index])
-        return replace(self, **columns, prefix_hashes=hashes)
+        rows = np.arange(len(self))[index] if self.lists() else np.zeros(0, np.int64)
+        return replace(self, **columns, **{name: take_hashes(pair, rows) for name, pair in self.lists().items()})
 
     def slice_time(self, start_s: float, end_s: float) -> Trace:
         """Returns the requests with `start_s <= arrival_s < end_s`; times stay absolute."""
@@ -171,11 +185,12 @@ class Trace:
         if mine.keys() != theirs.keys() or self.class_names != other.class_names:
             return False
         pairs = [(values, theirs[name]) for name, values in mine.items()]
-        if (self.prefix_hashes is None) != (other.prefix_hashes is None):
+        if self.lists().keys() != other.lists().keys():
             return False
-        if self.prefix_hashes is not None and other.prefix_hashes is not None:
-            pairs += [*zip(self.prefix_hashes, other.prefix_hashes, strict=True),
-                      (np.array(self.block_tokens), np.array(other.block_tokens))]
+        for name, (offsets, values) in self.lists().items():
+            pairs += [(offsets, other.lists()[name][0]), (values, other.lists()[name][1])]
+        if self.prefix_hashes is not None:
+            pairs.append((np.array(self.block_tokens), np.array(other.block_tokens)))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
@@ -190,7 +205,7 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
     """Returns all requests of the traces in order of arrival; at equal times the earlier argument
     goes first.
 
-    Optional columns that a trace lacks are filled with NaN, no session, no prefix hashes. Sessions
+    Optional columns that a trace lacks are filled with NaN, no session, no prefix hashes. Sessions, keys
     and prefix hashes are kept: equal numbers in two traces stay equal. If block sizes differ, all
     get the smallest.
     """
@@ -202,28 +217,27 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
     for column in dict.fromkeys(name for trace in traces for name in trace.columns() if name != "class_id"):
         filled = [trace.columns().get(column, np.full(len(trace), COLUMNS[column].missing)) for trace in traces]
         columns[column] = np.concatenate(filled)[order]
-    hashes, block_tokens, names = None, BLOCK_TOKENS, ()
+    block_tokens, names = BLOCK_TOKENS, ()
     if any(trace.prefix_hashes is not None for trace in traces):
         block_tokens = min(trace.block_tokens for trace in traces if trace.prefix_hashes is not None)
-        hashes = take_hashes(_joined_hashes(traces, block_tokens), order)
+    lists: dict[str, Any] = {}
+    for column in LISTS:
+        own = [with_blocks(trace, block_tokens).lists().get(column) for trace in traces]
+        if any(pair is not None for pair in own):
+            lists[column] = take_hashes(_joined(own, list(map(len, traces))), order)
     if any(trace.class_id is not None for trace in traces):
         ids, names = _joined_classes(traces)
         columns["class_id"] = ids[order]
-    return Trace(**columns, prefix_hashes=hashes, class_names=names, block_tokens=block_tokens,
+    return Trace(**columns, **lists, class_names=names, block_tokens=block_tokens,
                  name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))
 
 
-def _joined_hashes(traces: Sequence[Trace], block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns offsets and values of the traces' concatenated prefix hashes, with blocks of this size."""
-    counts, values = [], []
-    for trace in traces:
-        hashes = with_blocks(trace, block_tokens).prefix_hashes
-        if hashes is None:
-            counts.append(np.zeros(len(trace), np.int64))
-        else:
-            counts.append(np.diff(hashes[0]))
-            values.append(hashes[1])
+def _joined(lists: Sequence[Hashes | None], sizes: Sequence[int]) -> Hashes:
+    """Returns offsets and values of concatenated columns of lists, where None stands for empty lists."""
+    counts = [np.zeros(size, np.int64) if pair is None else np.diff(pair[0]) for pair, size in zip(lists, sizes,
+                                                                                                   strict=True)]
+    values = [pair[1] for pair in lists if pair is not None]
     return np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(values)
 
 
@@ -297,13 +311,13 @@ def _column(value: Any, name: str, rule: Values) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=rule.kind)
 
 
-def _hashes(value: Sequence[Any], n: int) -> Hashes:
+def _lists(name: str, value: Sequence[Any], n: int) -> Hashes:
     if len(value) != 2:
-        raise UserError("trace field 'prefix_hashes' must be a pair (offsets, values)")
+        raise UserError(f"trace field '{name}' must be a pair (offsets, values)")
     whole = Values(np.int64, lambda x: np.ones(len(x), bool) & _whole(x), "a whole number of 64 bits")
-    offsets, values = _column(value[0], "prefix_hashes[0]", whole), _column(value[1], "prefix_hashes[1]", whole)
+    offsets, values = _column(value[0], f"{name}[0]", whole), _column(value[1], f"{name}[1]", whole)
     if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(values) or np.any(np.diff(offsets) < 0):
-        raise UserError(f"trace field 'prefix_hashes': offsets must be {n + 1} ascending numbers from 0 to the "
+        raise UserError(f"trace field '{name}': offsets must be {n + 1} ascending numbers from 0 to the "
                         f"number of values ({len(values)})")
     return offsets, values
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,20 +15,34 @@ from ooco_gym.workload.trace import NO_SESSION, Trace
 
 
 def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
-    """Returns the traces with sessions, clients and prefix hashes renumbered, so that two traces share none."""
+    """Returns the traces with sessions, jobs, keys, clients and prefix hashes renumbered, so that two traces share
+    none."""
     told, clients = [], 0
+    linked = sum(item.session is not None or item.job is not None or item.key is not None for item in traces) > 1
     for i, trace in enumerate(traces):
-        session, hashes = trace.session, trace.prefix_hashes
-        if session is not None and sum(item.session is not None for item in traces) > 1:
-            session = np.where(session == NO_SESSION, NO_SESSION, scattered(session, f"mix/{i}"))
+        hashes = trace.prefix_hashes
         if hashes is not None and sum(item.prefix_hashes is not None for item in traces) > 1:
             hashes = hashes[0], scattered(hashes[1], f"mix/{i}")
         client = trace.client
         if client is not None:
             client = np.where(client < 0, client, client + clients)
             clients = max(clients, int(client.max(initial=-1)) + 1)
-        told.append(replace(trace, session=session, prefix_hashes=hashes, client=client))
+        mine = replace(trace, prefix_hashes=hashes, client=client)
+        told.append(_renumbered(mine, f"mix/{i}", np.ones(len(mine), bool)) if linked else mine)
     return told
+
+
+def _renumbered(trace: Trace, salt: str, of: np.ndarray) -> Trace:
+    """Returns the trace with sessions, jobs and keys renumbered of the requests in `of`, bool[n], and what these wait
+    for."""
+    changed: dict[str, Any] = {}
+    for name, values in (("session", trace.session), ("job", trace.job), ("key", trace.key)):
+        if values is not None:
+            changed[name] = np.where(of & ((values != NO_SESSION) | (name == "key")), scattered(values, salt), values)
+    if trace.after is not None:
+        offsets, keys = trace.after
+        changed["after"] = offsets, np.where(np.repeat(of, np.diff(offsets)), scattered(keys, salt), keys)
+    return replace(trace, **changed)
 
 
 def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session: bool = False) -> Trace:
@@ -44,7 +59,7 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
         seed: any integer.
         first_row: position of the trace's first request in a longer trace, so that a part is scaled
             as it would be there.
-        by_session: whether whole sessions are dropped and copied, by their first request here;
+        by_session: whether whole sessions, or jobs, are dropped and copied, by their first request here;
             copies get new numbers.
 
     Raises:
@@ -55,10 +70,11 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
     if factor == 1.0:
         return trace
     n = len(trace)
-    session, own, lead = trace.session if by_session else None, [], np.arange(n)
-    if session is not None:
-        _, first, inverse = np.unique(session, return_index=True, return_inverse=True)
-        lead = np.where(session == NO_SESSION, lead, first[inverse])
+    lead = np.arange(n)
+    for group in (trace.session, trace.job) if by_session else ():
+        if group is not None:
+            _, first, inverse = np.unique(group, return_index=True, return_inverse=True)
+            lead = np.where(group == NO_SESSION, lead, first[inverse])
     gap_s = np.diff(trace.arrival_s, append=trace.arrival_s[-1:]) if n else np.zeros(0)
     rows, times = [], []
     copy = 0
@@ -67,15 +83,17 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
         chosen = np.flatnonzero(keep[lead] < factor - copy)
         rows.append(chosen)
         times.append(trace.arrival_s[chosen] + ((gap_s * between)[lead[chosen]] if copy else 0.0))
-        if session is not None:
-            mine = session[chosen]
-            own.append(np.where(mine == NO_SESSION, mine, scattered(mine, f"copy/{copy}")) if copy else mine)
         copy += 1
     index = np.concatenate([np.zeros(0, np.int64), *rows])
     arrival_s = np.concatenate([np.zeros(0), *times])
     order = np.argsort(arrival_s, kind="stable")
     scaled = trace.take(index[order], arrival_s[order])
-    return scaled if session is None else replace(scaled, session=np.concatenate([np.zeros(0, np.int64), *own])[order])
+    if not by_session or (trace.session is None and trace.job is None):
+        return scaled
+    number_of = np.repeat(np.arange(len(rows)), list(map(len, rows)))[order]
+    for copy in range(1, len(rows)):
+        scaled = _renumbered(scaled, f"copy/{copy}", number_of == copy)
+    return scaled
 
 
 def stretched(trace: Trace, time_scale: float) -> Trace:

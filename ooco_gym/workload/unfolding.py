@@ -23,10 +23,12 @@ INPUTS = ("user_message", "tool_result")
 
 
 def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """Returns a conversation of a coding agent; each subagent's requests are a separate session.
+    """Returns a conversation of a coding agent, a job; each subagent's requests are a separate session.
 
-    In some files a subagent's times count from its own beginning, in others from the
-    conversation's. The former is assumed if a request would otherwise precede its subagent.
+    A subagent begins after the turns that had ended before it, and a turn waits for those that had ended before it; how
+    long after, the times tell, as it is open whether a `think_time` includes the subagents. In some files a subagent's
+    times count from its own beginning, in others from the conversation's. The former is assumed if a request would
+    otherwise precede its subagent.
     """
     scope = "" if one.get("hash_id_scope") == "global" else str(one["id"])  # hashes are equal within it only
     agents = [entry for entry in one["requests"] if entry["type"] == "subagent"]
@@ -34,17 +36,36 @@ def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     parts = [(str(one["id"]), 0.0, one["requests"])]
     for place, agent in enumerate(agents):
         parts.append((f"{one['id']}/{place}", agent["t"] if own_clock else 0.0, agent["requests"]))
-    rows = []
+    calls = []
     for session, begun_s, requests in parts:
+        rows: Rows = []
         for request in requests:
             if request["type"] == "subagent":
                 continue
             hashes = np.array(request.get("hash_ids") or [], np.int64)
             rows.append({"arrival_s": request["t"] + begun_s, "prompt_tokens": request["in"],
-                         "output_tokens": request["out"], "session": session,
+                         "output_tokens": request["out"], "session": session, "job": str(one["id"]),
+                         "id": f"{session}#{len(rows)}", "after": [],
                          "think_s": request.get("think_time"), "elapsed_s": request.get("api_time"),
                          "prefix_hashes": scattered(hashes, scope), "block_tokens": one["block_size"]})
-    return rows
+        calls.append(rows)
+    for agent in filter(None, calls[1:]):
+        _wait(calls[0], agent)
+    return [row for rows in calls for row in rows]
+
+
+def _wait(turns: Rows, agent: Rows) -> None:
+    """Lets a subagent's calls wait for the turn before, and the turn after for these; times tell which these are."""
+
+    def end_s(row: Mapping[str, Any]) -> float:
+        return row["arrival_s"] + (row["elapsed_s"] or 0.0)
+
+    before = [turn for turn in turns if end_s(turn) <= agent[0]["arrival_s"]]
+    behind = [turn for turn in turns if turn["arrival_s"] >= end_s(agent[-1])]
+    if before:
+        agent[0]["after"], agent[0]["think_s"] = [before[-1]["id"]], None
+    if behind:
+        behind[0]["after"], behind[0]["think_s"] = [*behind[0]["after"], agent[-1]["id"]], None
 
 
 def _tracelab(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:

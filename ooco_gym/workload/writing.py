@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
-from ooco_gym.workload.trace import NO_SESSION, SECONDS, Trace, class_ids
+from ooco_gym.workload.trace import LISTS, NO_SESSION, SECONDS, Trace, class_ids
 
 METADATA = {"ooco_gym.trace": "1"}      # version of the schema
 ROW_GROUP = 131_072
@@ -73,15 +73,16 @@ def trace_table(trace: Trace) -> Any:
         "arrival_s": pa.array(trace.arrival_s), "prompt_tokens": pa.array(trace.prompt_tokens),
         "output_tokens": pa.array(trace.output_tokens),
         "class": pa.DictionaryArray.from_arrays(pa.array(ids), list(names)).cast(pa.string())}
-    for name in (*SECONDS, "think_s", "session", "client"):
+    for name in (*SECONDS, "think_s", "session", "client", "job"):
         values = getattr(trace, name)
         if values is not None:
             none = np.isnan(values) if values.dtype.kind == "f" else values == NO_SESSION
             columns[name] = pa.array(values, mask=none)
+    if trace.key is not None:
+        columns["id"] = pa.array(trace.key)
+    for name, (offsets, values) in trace.lists().items():
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)).cast(pa.list_(pa.int64()))
     if trace.prefix_hashes is not None:
-        offsets, values = trace.prefix_hashes
-        columns["prefix_hashes"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)).cast(
-            pa.list_(pa.int64()))
         columns["block_tokens"] = pa.array(np.full(len(trace), trace.block_tokens, np.int32))
     return pa.table(columns).replace_schema_metadata(METADATA)
 
@@ -91,9 +92,9 @@ def _write_text(table: pa.Table, file: Any, ending: str) -> None:
         for batch in table.to_batches(max_chunksize=10_000):
             file.write("".join(json.dumps(row) + "\n" for row in batch.to_pylist()).encode())
         return
-    if "prefix_hashes" in table.column_names:   # in CSV, numbers separated by blanks
-        lists = table["prefix_hashes"].combine_chunks()
-        texts = pc.call_function("binary_join", [lists.cast(pa.list_(pa.string())), pa.scalar(" ")])
-        table = table.set_column(table.column_names.index("prefix_hashes"), "prefix_hashes", texts)
+    for name in set(LISTS) & set(table.column_names):   # in CSV, numbers separated by blanks
+        texts = pc.call_function("binary_join", [table[name].combine_chunks().cast(pa.list_(pa.string())),
+                                                 pa.scalar(" ")])
+        table = table.set_column(table.column_names.index(name), name, texts)
     file.write((",".join(table.column_names) + "\n").encode())      # pyarrow would quote the names
     pyarrow.csv.write_csv(table, file, pyarrow.csv.WriteOptions(include_header=False))

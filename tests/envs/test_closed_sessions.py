@@ -14,6 +14,7 @@ from ooco_gym import Simulation
 from ooco_gym.policy import policy_of
 from ooco_gym.sim import state as s
 from tests.envs.episodes_in_short import alike, arguments, at_random, base_policy, differences, make, play
+from tests.sim.invariants import edges
 
 CHAT = {"name": "sharegpt", "sharing": {"form": "chat", "ratio": 0.4, "think_s": 4.0}, "sessions": "closed",
         "think_s": {"median": 2.0, "sigma": 1.0}}
@@ -29,8 +30,7 @@ def short(name: str) -> dict[str, Any]:
 def turns_of(env: Any) -> int:
     """Turns that have arrived after another one has finished; each did."""
     state = env.simulation.state
-    waits = np.flatnonzero(state.successor >= 0)
-    turns = state.successor[waits]
+    waits, turns = edges(state)
     came = state.requests["status"][turns] != s.FUTURE
     assert (state.requests["status"][waits[came]] == s.FINISHED).all()
     return int(came.sum())

@@ -51,19 +51,22 @@ class Setup:
     values: tuple[tuple[str, Any], ...] = ()
     random_points: tuple[str, ...] = ()  # decided by the random rules
     sessions: tuple[tuple[int, float], ...] = ()  # of closed ones: each request's session (-1: none) and think time
+    waits_for: tuple[tuple[int, ...], ...] = ()  # the earlier requests that each one waits for, beside its session's
     clients: int = 0  # that share the online requests; 0: none do
     seed: int = 1
     window_s: tuple[float, float] = (0.0, 60.0)
     rules: dict[str, Any] = field(default_factory=dict)
 
     def trace(self) -> Trace:
-        rows = list(self.requests)
+        rows, counts = list(self.requests), [len(one) for one in self.waits_for]
+        after = np.cumsum([0, *counts]), np.array([one for those in self.waits_for for one in those], np.int64)
         return Trace(arrival_s=np.array([row[0] for row in rows], np.float64),
                      prompt_tokens=np.array([row[1] for row in rows], np.int32),
                      output_tokens=np.array([row[2] for row in rows], np.int32),
                      online=np.array([row[3] for row in rows], bool),
                      session=np.array([one for one, _ in self.sessions], np.int64) if self.sessions else None,
-                     think_s=np.array([think_s for _, think_s in self.sessions]) if self.sessions else None)
+                     think_s=np.array([think_s for _, think_s in self.sessions]) if self.sessions else None,
+                     key=np.arange(len(rows)) if counts else None, after=after if counts else None)
 
     def turns(self, trace: Trace) -> Turns | None:
         if self.clients:

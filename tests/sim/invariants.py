@@ -204,10 +204,18 @@ def check_tokens(state: s.State) -> None:
     assert prefilled <= np.count_nonzero(made > 0) + int(requests["evictions"].sum())
 
 
+def edges(state: s.State) -> tuple[np.ndarray, np.ndarray]:
+    """What closed sessions and trees wait for: (requests, those that wait for them)."""
+    n = len(state.requests)
+    if not state.followers.size:
+        return np.zeros(0, int), np.zeros(0, int)
+    return np.repeat(np.arange(n), np.diff(state.followers[: n + 1])), state.followers[n + 1 :]
+
+
 def check_turns(state: s.State) -> None:
     """In closed sessions a turn arrives its think time after the one before it has finished, and never without; of
     clients the next request in order with each answer, and as many are open as there are clients."""
-    requests, waits = state.requests, np.flatnonzero(state.successor >= 0)
+    requests = state.requests
     if state.config.clients:
         mine, sent = requests["online"] == 1, state.think_ps >= 0
         over = mine & np.isin(requests["status"], (s.FINISHED, s.REJECTED))
@@ -218,10 +226,15 @@ def check_turns(state: s.State) -> None:
         assert (arrived == np.sort(ends[over])[: len(arrived)] + 1).all()
         assert np.count_nonzero(mine & ~over & (requests["status"] != s.FUTURE)) <= state.config.clients
         return
-    turns, think_ps = state.successor[waits], state.think_ps[state.successor[waits]]
-    ended = requests["status"][waits] == s.FINISHED
-    due = np.where(ended, requests["finish_ps"][waits] + np.maximum(think_ps, 1), s.NEVER)
+    before, after = edges(state)
+    turns, place = np.unique(after, return_inverse=True)
+    left, last_ps = np.zeros(len(turns), int), np.zeros(len(turns), np.int64)
+    np.add.at(left, place, requests["status"][before] != s.FINISHED)
+    np.maximum.at(last_ps, place, requests["finish_ps"][before])
+    ended, think_ps = left == 0, state.think_ps[turns]
+    due = np.where(ended, last_ps + np.maximum(think_ps, 1), s.NEVER)
     assert (requests["arrival_ps"][turns] == due).all() and (think_ps >= 0).all()
+    assert (state.unfinished[turns] == left).all()
     for row, ahead in enumerate((requests["status"][turns] == s.FUTURE, requests["online"][turns] == 1)):
         heap = state.turns[row, 1 : 1 + state.turns[row, 0]]
         assert set(turns[ended & ahead].tolist()) >= set(heap.tolist()) and len(set(heap.tolist())) == len(heap)

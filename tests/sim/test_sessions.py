@@ -17,7 +17,7 @@ from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim import state as s
 from tests.sim.episodes import setups, traces
 from tests.sim.harness import POINT_NAMES, Episode, Setup, differences, play
-from tests.sim.invariants import chain, check, check_turns
+from tests.sim.invariants import chain, check, check_turns, edges
 from tests.sim.mixed_invariants import check_mixed
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,10 @@ def closed(draw: st.DrawFn, of: st.SearchStrategy[Setup]) -> Setup:
     if draw(st.booleans()):
         return setup.with_(clients=draw(st.sampled_from((1, 2, 5))))
     session = st.integers(-1, draw(st.sampled_from((0, 2, 10))))
-    return setup.with_(sessions=tuple(
+    trees = draw(st.booleans())
+    waits_for = tuple(tuple(draw(st.sets(st.integers(0, i - 1), max_size=3))) if trees and i else ()
+                      for i in range(len(setup.requests)))
+    return setup.with_(waits_for=waits_for if trees else (), sessions=tuple(
         (draw(session), draw(st.sampled_from((0.0, 1e-12, 0.013, 0.5, 4.0)))) for _ in setup.requests))
 
 
@@ -93,12 +96,11 @@ def test_every_turn_comes_but_after_one_that_is_rejected(setup: Setup) -> None:
     episode.state.gauges.open_online = 1 << 30
     episode.play(3600 * s.PS_PER_S)
     check_turns(episode.state)
-    requests, after = episode.state.requests, episode.state.successor
+    requests, (before, after) = episode.state.requests, edges(episode.state)
     status = requests["status"]
     assert np.isin(status, (s.FINISHED, s.REJECTED, s.FUTURE)).all()
-    if after.size:
-        never = after[(after >= 0) & (status != s.FINISHED)]  # of clients all are sent: a rejection frees its client
-        assert (status[never] == s.FUTURE).all() and np.count_nonzero(status == s.FUTURE) == len(never)
+    never = np.unique(after[status[before] != s.FINISHED])  # of clients all are sent: a rejection frees its client
+    assert np.array_equal(np.flatnonzero(status == s.FUTURE), never)
     counted = (requests["online"] == 1) & (requests["counted"] == 1)
     assert episode.state.totals.online_arrived == np.count_nonzero(counted)
     assert episode.state.totals.violations == np.count_nonzero(counted & (requests["violated"] > 0))

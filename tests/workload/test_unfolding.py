@@ -15,10 +15,10 @@ from ooco_gym.workload.trace_file import read_described
 from ooco_gym.workload.unfolding import FORMS
 
 SAMPLES = Path(__file__).parents[1] / "data" / "formats"
-# Of each: sessions, turns that follow another one, think times in order of arrival, tokens of a hash, and by hand the
+# Of each: sessions, calls that wait for another one, think times in order of arrival, tokens of a hash, and by hand the
 # share of prompt tokens in blocks seen before.
 EXPECTED: dict[str, tuple[int, int, list[float], int, float | None]] = {
-    "weka": (3, 7, [1.5, 0.5, 1.75, 3.5, 3.0, 0.5, 6.0], 64, 1046 / 1681),
+    "weka": (3, 8, [1.5, 0.5, 1.75, 3.5, 1.25, 3.0, 0.5, 2.5], 64, 1046 / 1681),
     "tracelab": (2, 8, [15.75] * 8, 512, 25_600 / 42_250), "dynamo": (3, 7, [2.3] * 7, 64, 0.45),
     "aiperf": (5, 4, [0.15] * 4, 512, None), "bench_serve": (0, 0, [], 512, None),
     "otel": (0, 0, [], 512, None), "otel_session": (2, 8, [6.25] * 8, 512, None), "guidellm": (0, 0, [], 512, None)}
