@@ -106,7 +106,7 @@ class ChipSpec(Model):
 
     def validate(self, where: str) -> None:
         if self.extended is not None:
-            self.extended.validate(at(where, "extended"))
+            self.extended.check_kernels(at(where, "extended"))
         if self.link and self.link not in list_links():
             raise UserError(f"{where}: link={self.link} must be one of {', '.join(list_links())}")
 

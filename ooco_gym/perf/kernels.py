@@ -304,7 +304,7 @@ class ExtendedParameters(Model):
     def __post_init__(self) -> None:
         """Parts of a fit are not checked; a chip's are, when it is made."""
 
-    def validate(self, where: str) -> None:
+    def check_kernels(self, where: str) -> None:
         self.check_fields(where)
         for name, kernel in vars(self).items():
             if kernel is not None:
