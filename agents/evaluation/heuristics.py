@@ -24,9 +24,9 @@ from ooco_gym.envs import entering, preemption_victim
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
 from ooco_gym.errors import UserError, former, nearest, unknown
-from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
+from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of, spelling_of
 from ooco_gym.policy.policy import HOOKS
-from ooco_gym.policy.registry import RETENTION, aliases, policy_named
+from ooco_gym.policy.registry import RETENTION, aliases, policy_named, split_name
 from ooco_gym.sim import state as s
 from ooco_gym.sim.retention import LRU
 
@@ -200,6 +200,10 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
     if kinds == {s.ROUTE}:
         rules = next(param.choices for param in policy_of("router").params if param.name == "rule")
         yield from (_published(f"router:rule={rule}") for rule in rules)
+    if s.SCALE in kinds:
+        base = split_name(spelling_of(env.config.base_policy))[0]
+        rules = [name for name in resources.names("scale") if not policy_of(name, "scale").foresees]
+        yield from (_published(f"{base}:scale={name}") for name in rules)
     if s.RETAIN in kinds:
         rules = map(RETENTION.__add__, resources.names("retention"))
         yield from (_published(name) for name in rules if policy_named(name).keeps == LRU)
@@ -243,7 +247,7 @@ def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Lists policies with their own rules for these decisions, or with another's rule and a parameter (`gate=never`);
     those that may have weights are left out: they are learned."""
-    points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
+    points = [kind - 1 for kind in sorted(kinds - {s.SCALE}) if kind < b.RECLAIM]  # a policy has no rule of its own
     base_policy = policy_of(env.config.base_policy)
     seen: list[tuple[Any, ...]] = [tuple((base_policy.hooks()[point], None) for point in points)]
     names = []

@@ -32,6 +32,7 @@ from ooco_gym.report import number, percent, with_interval
 from ooco_gym.report.templates import rendered
 from ooco_gym.resources import conf_root, load_yaml, names
 from ooco_gym.schema import kinds as kinds_of
+from ooco_gym.sim.retention import LRU
 
 NOTE = ("<!-- Written by `python -m docs.generators.environments` from the code; a test compares it. "
         "Edit the classes instead. -->\n")
@@ -154,6 +155,10 @@ def rules_for(decision: str) -> list[str]:
     if decision == "pack":
         return [f"{policy.name}:{param.name}={policy.values[param.name]}" for policy in _policies()
                 if _is_own(policy, _rule(policy, "compose")) for param in policy.params if param.name in PACK_SETTINGS]
+    if decision == "retain":  # the rules that are asked, by their own groups
+        return [f"retention={name}" for name in names("retention") if get_policy(name, group="retention").keeps == LRU]
+    if decision == "scale":
+        return [f"deadline:scale={name}" for name in names("scale") if not get_policy(name, group="scale").foresees]
     having: dict[Any, list[Policy]] = {}
     for policy in _policies():
         if not policy.mixed:

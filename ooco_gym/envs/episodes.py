@@ -62,6 +62,7 @@ class Episodes:
         self._base_policy = self._prepared(base_policy)
         self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
+        self._notes: list[dict[str, np.ndarray]] = [{} for _ in range(count)]  # of scaling rules
         self._lay_out(count, terms, own)
         self.threads = min(threads, count)
         self._pool: ThreadPoolExecutor | None = None
@@ -169,7 +170,7 @@ class Episodes:
         """Returns a window's simulation after the warm-up, from the bank if it is kept there."""
         kept = self._bank.get((seed, number))
         if kept is not None:
-            self.windows[i], self._rules[i] = (seed, number), {}
+            self.windows[i], self._rules[i], self._notes[i] = (seed, number), {}, {}
             simulation = self.simulations[i] = copy(kept)
             simulation.state = s.copy_state(kept.state)
             return simulation
@@ -182,7 +183,7 @@ class Episodes:
 
     def build(self, i: int, seed: int, number: int) -> Simulation:
         """Builds window `number` of `seed` in slot i, before its warm-up."""
-        self.windows[i], self._rules[i] = (seed, number), {}
+        self.windows[i], self._rules[i], self._notes[i] = (seed, number), {}, {}
         self._latest = self.config.window(seed, number).resolve(like=self._latest)
         simulation = self.simulations[i] = Simulation(self._latest, self._base_policy)
         if self._first is None:
@@ -354,12 +355,14 @@ class Episodes:
                             f"base policy (base_policy={name})")
         pending, turn = state.pending, state.pending.route_step
         params, picks = state.params.copy(), state.picks.copy()
-        memory, wake = state.memory.copy(), state.instances["pull_wake_ps"].copy()
+        memory, wake, notes = state.memory.copy(), state.instances["pull_wake_ps"].copy(), state.notes.copy()
         state.params[:] = policy.vector()
+        state.notes[:] = self._notes[i].get(name, 0.0)
         answer = call_rule(state, policy.hooks()[int(pending.point) - 1], int(pending.instance), int(pending.request),
                            int(pending.count))
         written = state.picks[: max(0, answer)].copy()
-        state.params[:], state.picks[:], state.memory[:] = params, picks, memory
+        self._notes[i][name] = state.notes.copy()
+        state.params[:], state.picks[:], state.memory[:], state.notes[:] = params, picks, memory, notes
         state.instances["pull_wake_ps"], pending.route_step = wake, turn
         return answer, written
 
@@ -428,6 +431,8 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
         why = ("it needs mixed instances whose retention is a rule that is asked" if not cluster.retention
                else f"retention={cluster.retention} is no rule that is asked")
         instead = "retention=offline_first on a cluster of mixed instances"
+    elif kinds == {s.SCALE}:
+        why, instead = "no group of its instances has min and max", "elastic_7b with base policy deadline"
     elif cluster.mixed and not kinds <= engines:
         why, instead = "its instances are mixed", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
     elif base_policy.class_blind:
@@ -444,6 +449,8 @@ def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: i
         return True
     if kind == s.ROUTE:
         return sum(pool.ranks for pool in cluster.mixed) > 1 and candidates > 1
+    if kind == s.SCALE:
+        return cluster.scales
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not base_policy.class_blind
     if kind == b.RECLAIM:  # with two owners, online requests overwrite offline blocks: none is preempted

@@ -49,6 +49,7 @@ BELIEVED = (*RESIDENT, *_table("believed"))  # with a length predictor's estimat
 ARRIVAL, PARAMETER = _table("arrival"), _table("parameter")
 INSTANCE = (PRESENT, *_table("instance"), WANTED)
 LEVEL, RETAINED = ((PRESENT, *_table(name)) for name in ("level", "retained"))
+CHANGE, FLEET = (PRESENT, *_table("change"), WANTED), _table("fleet")
 ROUTED, ROUTER = (PRESENT, *_table("routed"), WANTED), _table("router")
 
 

@@ -34,13 +34,15 @@ ENTERING = {**ENGINE, "rate_scale": 1.4}
 SHORT_OF_BLOCKS = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "slo": {"ttft_s": 2.0, "tpot_s": 0.1},
                    "offline": {"mode": "rate", "rate": 8.0}, "rate_scale": 0.06}
 ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate": 12.0}, "rate_scale": 5.6}
+SCALED = load_yaml("env", "scaling")["scenario"]
+SCALED["cluster"] |= {"scale_interval_s": 2.0, "mixed": [{**SCALED["cluster"]["mixed"][0], "start_s": 5.0}]}
 SCENARIOS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v1": MEMORY_BOUND, "ooco_gym/Colocation-v1": MEMORY_BOUND,
     "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08},
     "ooco_gym/EvictionPredicted-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
     "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
     "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENTERING, "ooco_gym/Serving-v1": ENGINES,
-    "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS,
+    "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS, "ooco_gym/Scaling-v1": SCALED,
     **{f"ooco_gym/{name}": load_yaml("env", name[:-3].lower())["scenario"] for name in ("Retention-v1", "Routing-v2")}}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))

@@ -12,7 +12,7 @@ import pytest
 
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
-from tests.envs.episodes_in_short import IDS, at_random, digest, make, play, refused
+from tests.envs.episodes_in_short import IDS, SCALED, at_random, digest, make, play, refused
 
 ROOT = Path(__file__).parents[2]
 IN_ANOTHER_PROCESS = """
@@ -28,6 +28,7 @@ ENGINE_BASES = ("hygen:latency_budget_s=0.04", "sarathi_pp:prefix_caching=on", "
 OPEN_BASES = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 BESIDE = {"ooco_gym/Batching-v1": ENGINE_BASES, "ooco_gym/Admission-v2": ("admitter:rule=index,w_work=1",),
           "ooco_gym/Retention-v1": ("deadline:prefix_caching=on",), "ooco_gym/Routing-v2": ("router", "learned_router"),
+          "ooco_gym/Scaling-v1": ("deadline", "deadline:scale=hpa"),
           **dict.fromkeys(("ooco_gym/Serving-v1", "ooco_gym/PreemptionVictim-v1"), ENGINE_BASES + OPEN_BASES)}
 
 
@@ -57,10 +58,11 @@ def a_scenario(random, name):
         pools, bases = ENGINES, BESIDE[name]
     cluster = "mixed_7b" if "Routing" in name else str(random.choice(list(pools)))  # two, to route among
     low, high = pools[cluster]
+    given = {"Retention": {**load_yaml("cluster", cluster), "retention": "turns"}, "Scaling": SCALED["cluster"]}
     base_policy = str(random.choice([one for one in bases if not refused(name, one)]))
     few = cluster == "fleet_16"
     return {"scenario": {
-        "cluster": {**load_yaml("cluster", cluster), "retention": "turns"} if "Retention" in name else cluster,
+        "cluster": given.get(name[9:].partition("-")[0], cluster),
         "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),
         "slo": {"ttft_s": float(random.choice([0.5, 2.0, 5.0])), "tpot_s": float(random.choice([0.06, 0.1]))},
         "offline": {"mode": "rate", "rate": float(random.choice([0.0, 0.5, 3.0, 10.0]))},

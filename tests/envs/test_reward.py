@@ -24,6 +24,7 @@ OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v1": LARGE
               "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENGINE,
               "ooco_gym/Retention-v1": {**ENGINE, "rate_scale": 2.0},
               "ooco_gym/PreemptionVictim-v1": {"rate_scale": 0.12, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}},
+              "ooco_gym/Scaling-v1": {"rate_scale": 0.6},
               "ooco_gym/Serving-v1": {**ENGINE, "rate_scale": 12.0}}
 PS = s.PS_PER_S
 
