@@ -19,6 +19,10 @@ admitted. If it does not fit, none is.
   Jobs of which none has go first. Then, while more than 4,096 tokens of KV memory are free, long
   jobs (over 32 tokens) before short ones, else short ones; among each the longest first, and within
   a job the longest prompt. Not modelled: the KV memory that it reserves.
+- `first_job`: the request whose job (`Trace.job`, an agent's calls; in closed sessions a session) came first.
+- `attained`: the request whose job has had the least service, in reference GPU time of its calls that have ended
+  (Autellix's PLAS, arXiv 2502.13965, without its queues' steps and without preemption).
+- `job_left`: the request whose job has the least service left. It knows the future: a bound for the two before.
 - `least_work`: fewest uncached tokens to compute.
 - `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
   it.
@@ -81,11 +85,12 @@ from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import prompt_names
 from ooco_gym.sim.costs import length
+from ooco_gym.sim.sessions import BEGUN, LEFT
 from ooco_gym.sim.step_actions import num_free_blocks
 from ooco_gym.sim.waiting import rank_of
 
-RULES = (*ORDERS, "longest", "shortest_output", "edf", "jobs", "index")
-LONGEST, SHORTEST_OUTPUT, EDF, JOBS, INDEX = range(len(ORDERS), len(RULES))
+RULES = (*ORDERS, "longest", "shortest_output", "edf", "jobs", "index", "first_job", "attained", "job_left")
+LONGEST, SHORTEST_OUTPUT, EDF, JOBS, INDEX, FIRST_JOB, ATTAINED_LEAST, JOB_LEFT = range(len(ORDERS), len(RULES))
 PER_LOG = 0.1  # of the features of `index`: ln 22,025 is 1, and so is all beyond
 COLD_OUTPUT, SHORT_OUTPUT, FEW_TOKENS = 128.0, 32.0, 4096  # of `jobs`, its defaults
 OWN = (
@@ -180,6 +185,18 @@ def score_of_job(state, instance, slot):
 
 
 @inlined
+def score_of_calls(state, slot, column):
+    """A column of the request's job (`State.jobs`), which the rules for these are in the order of; of a request
+    without one, what it were with this request alone."""
+    request = state.requests[slot]
+    if state.job.size > 0 and state.job[slot] >= 0:
+        return state.jobs[state.job[slot], column]
+    if column == BEGUN:
+        return float(request.arrival_ps)
+    return float(request.service_ps) if column == LEFT else 0.0
+
+
+@inlined
 def logged(number):
     """The logarithm of 1 + a number, as a feature from 0 to 1."""
     return min(1.0, PER_LOG * steady(math.log1p(max(0.0, number))))
@@ -224,6 +241,8 @@ def score_by_rule(state, instance, slot, index, cached, members, shared):
         return float(due_ps) if due_ps < s.NEVER else float(s.NEVER) + state.requests[slot].arrival_ps
     if rule == JOBS:
         return score_of_job(state, instance, slot)
+    if rule >= FIRST_JOB:
+        return score_of_calls(state, slot, rule - FIRST_JOB)
     if rule == INDEX:
         return index_of(state, instance, slot, cached, shared * (1.0 - 1.0 / members))
     arrival = float(state.requests[slot].arrival_ps) if state.config.waiting_order else float(index)

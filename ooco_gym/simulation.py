@@ -153,6 +153,8 @@ class Simulation:
         if template:
             trace = replace(trace, prompt_tokens=trace.prompt_tokens + np.int32(template))
         self.turns = self.scenario.workload.turns(trace, self.scenario.seed)
+        chained = self.turns is not None and self.turns.clients is None
+        self.job = trace.session if trace.job is None and chained else trace.job
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)
@@ -178,7 +180,7 @@ class Simulation:
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
-                                 weights=self.policy.weights, turns=self.turns)
+                                 weights=self.policy.weights, turns=self.turns, job=self.job)
         self.state.config.learns_lengths = learns
         self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen)
         if self.scenario.from_file:
@@ -193,7 +195,6 @@ class Simulation:
         self._answer = s.ASK
         self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
         cached = shared_tokens(trace) if trace.session is None else trace.prompt_tokens  # a turn may be cached whole
-        self.job = trace.job
         self.least_ps = least_ps(machines, self.state, sim_config, cached) if whole else None
         if whole:
             self.state.config.ends = s.ALL_TOKENS if self.scenario.open_end else s.LAST_TOKENS

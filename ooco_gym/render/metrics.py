@@ -36,7 +36,7 @@ TITLES = {
     **dict(zip(JOBS, (("jobs left", "requests"), ("makespan of the jobs", "s"), ("mean completion of the jobs", "s"),
                       ("jobs done in time", "%")), strict=True)),
     "jobs.arrived": ("jobs of several requests", ""), "jobs.done": ("of these, done", ""),
-    "jobs.completion_mean_s": ("mean completion of a job", "s"), "jobs.completion_p99_s": ("P99", "s"),
+    "jobs.completion_mean_s": ("mean completion of a job", "s"), "jobs.completion_p99_s": ("P99 completion of a job", "s"),
     "jobs.slowdown_mean": ("mean slow-down of a job", ""),
     "cost.goodput_per_s": ("online goodput", "1/s"),
     "cost.chip_hours_per_million_tokens": ("chip-hours per million tokens", ""),

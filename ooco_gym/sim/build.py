@@ -17,8 +17,10 @@ from ooco_gym.sim.costs import work_out_alone
 from ooco_gym.sim.fleet import begin_fleet
 from ooco_gym.sim.policy_context import PREFILL_ENTRIES, table_of
 from ooco_gym.sim.pool import fill_pool, fill_retained, offloaded_blocks, pool_for
+from ooco_gym.sim.sessions import BEGUN, LEFT
 from ooco_gym.workload import Trace, Turns
 from ooco_gym.workload.context_names import context_names
+from ooco_gym.workload.trace import NO_SESSION
 
 SOME = 1 << 14  # requests filled at once
 REFERENCE_BATCH = 64  # batch of the decode step that prices an output token
@@ -27,7 +29,7 @@ REFERENCE_BATCH = 64  # batch of the decode step that prices an output token
 def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, seed: int, window_s: tuple[float, float],
                 params: np.ndarray, settings: Mapping[str, int], class_blind: bool, keys: np.ndarray | None = None,
                 predicted: np.ndarray | None = None, weights: np.ndarray | None = None, bulk: bool = True,
-                turns: Turns | None = None) -> s.State:
+                turns: Turns | None = None, job: np.ndarray | None = None) -> s.State:
     """Builds the initial state of an episode.
 
     Args:
@@ -44,6 +46,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         weights: float64[k], of a learned rule (`Policy.weights`), or None.
         bulk: simulate many decode steps at once; False gives the same result.
         turns: dependencies of closed sessions; None: requests arrive at the trace's times.
+        job: int64[requests], of one job an equal number >= 0 (`Trace.job`), or None.
 
     Raises:
         UserError: even one token cannot meet the SLO, or settings do not fit the cluster.
@@ -58,9 +61,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
-        turns=int(waits.sum()), edges=0 if turns is None else turns.edges.shape[1], groups=len(sim.groups),
-        predicted=0 if predicted is None else len(trace), weights=0 if weights is None else len(weights),
-        role_changes=len(sim.role_changes), **_intervals(trace, sim, window_s[1]))
+        groups=len(sim.groups), predicted=0 if predicted is None else len(trace), role_changes=len(sim.role_changes),
+        weights=0 if weights is None else len(weights), **_linked(turns, job), **_intervals(trace, sim, window_s[1]))
     first_target, *_, most = sorted([relaxed, relaxed, *(count for _, count in sim.role_changes)])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
@@ -77,12 +79,11 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     _fill_roles(state, sim, relaxed, first_target)
     state.config.max_position = machines[0].deployment.model.max_position
     _set_config(state.config, settings, sim)
-    if state.tier.size:
-        state.config.offloading, state.tier["blocks"] = 1, offloaded_blocks(trace, tables, sim)
+    _fill_tier(state, trace, tables, sim)
     fill_pool(state, trace, sim.max_batch, names, keys)
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention, seed)
-    _copy_given(state, trace, params, predicted, weights)
+    _copy_given(state, trace, params, predicted, weights, job)
     return state
 
 
@@ -95,6 +96,12 @@ def _split_settings(sim: SimConfig, settings: Mapping[str, int]) -> tuple[SimCon
     if host_gib is not None:  # the policy's value overrides the cluster's
         sim = replace(sim, host_bytes=host_gib * 2.0**30)
     return sim, fields, async_scheduling
+
+
+def _linked(turns: Turns | None, job: np.ndarray | None) -> dict[str, int]:
+    """Sizes of what closed sessions, trees and jobs need."""
+    waiting = {} if turns is None else {"turns": int(turns.waits.sum()), "edges": turns.edges.shape[1]}
+    return waiting | {"jobs": 0 if job is None else len(np.unique(job))}
 
 
 def _fill_turns(state: s.State, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
@@ -117,16 +124,32 @@ def _fill_alone(state: s.State) -> None:
     work_out_alone(handle.address)
 
 
+def _fill_tier(state: s.State, trace: Trace, tables: Sequence[CostTable], sim: SimConfig) -> None:
+    """Sets the sizes of the second tier of prefix caches in host memory, if there is one."""
+    if state.tier.size:
+        state.config.offloading, state.tier["blocks"] = 1, offloaded_blocks(trace, tables, sim)
+
+
+def _fill_jobs(state: s.State, job: np.ndarray | None) -> None:
+    """Numbers jobs, and adds up their requests' reference times."""
+    if job is None:
+        return
+    _, place = np.unique(job, return_inverse=True)
+    state.job[:] = np.where(job == NO_SESSION, -1, place)
+    state.jobs[:, BEGUN] = -1.0
+    np.add.at(state.jobs[:, LEFT], place, state.requests["service_ps"])
+
+
 def _copy_given(state: s.State, trace: Trace, params: np.ndarray, predicted: np.ndarray | None,
-                weights: np.ndarray | None) -> None:
-    """Copies the policy's parameters, predicted lengths and weights, if any. Numbers the rows of `State.ended` that
-    requests of a client count in; those of none: of all of their class."""
+                weights: np.ndarray | None, job: np.ndarray | None) -> None:
+    """Copies the policy's parameters, predicted lengths and weights, if any. Numbers jobs, and the rows of
+    `State.ended` that requests of a client count in; those of none: of all of their class."""
     state.params[:] = params
     if predicted is not None:
         state.predicted[:] = predicted
     if weights is not None:
         state.weights[:] = weights
-
+    _fill_jobs(state, job)
     if state.client.size and trace.client is not None:
         client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)
         state.client[:] = 2 * client + trace.online

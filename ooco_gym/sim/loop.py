@@ -27,7 +27,17 @@ from ooco_gym.sim.queues import add_dispatch, add_task, next_event, retry_waitin
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.roles import change_roles, enter
 from ooco_gym.sim.scaling import reroute, run_clock, steer
-from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, release, skip_turns, take_arrival
+from ooco_gym.sim.sessions import (
+    ARRIVAL,
+    UNKNOWN,
+    closed,
+    next_due,
+    note_call,
+    pass_due,
+    release,
+    skip_turns,
+    take_arrival,
+)
 from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.transfers import end_handover, end_transfer, send_leaving
 
@@ -96,6 +106,8 @@ def _arrive(state, slot, route):
         note_arrival(state, slot)
         instance = routed(state, instance)
     request.target = -1
+    if state.job.size > 0:
+        note_call(state, slot)
     if request.online:
         _observe_arrival(state)
         if request.counted:

@@ -13,7 +13,7 @@ from ooco_gym.sim.blocks import free_table, note_demand, tracked
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.pool_caches import caches, close_there, keep_prefix
 from ooco_gym.sim.queues import enqueue, leave_decodable, leave_push_queue, note_eviction, remove_member
-from ooco_gym.sim.sessions import closed, release
+from ooco_gym.sim.sessions import closed, end_call, release
 
 TTFT_BIT, TPOT_BIT = 1, 2
 PS_PER_US = 1_000_000
@@ -260,6 +260,8 @@ def finish(state, slot):
         change_host(state, request.instance, slot, -request.host_tokens)
     request.status = s.FINISHED
     request.finish_ps = now
+    if state.job.size > 0:
+        end_call(state, slot)
     if closed(state):
         release(state, slot)
     _observe_output(state, slot)

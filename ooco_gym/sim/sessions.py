@@ -16,6 +16,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 
 ARRIVAL, DUE = range(2)  # rows of State.turns
+BEGUN, ATTAINED, LEFT = range(3)  # columns of State.jobs
 UNKNOWN = 0  # next arrival time that must be looked up
 
 
@@ -123,6 +124,24 @@ def _release(state, slot, turn):
         state.gauges.open_offline += request.counted
         if state.due_ps.size > 0:
             state.due_ps[turn] = min(s.NEVER, state.due_ps[turn] + request.arrival_ps)
+
+
+# --- Jobs of several requests (State.jobs) ----------------------------------------------------------------------------
+@inner
+def note_call(state, slot):
+    """Notes when a job's first request arrives."""
+    job = np.int64(state.job[slot])
+    if job >= 0 and state.jobs[job, BEGUN] < 0.0:
+        state.jobs[job, BEGUN] = state.requests[slot].arrival_ps
+
+
+@inner
+def end_call(state, slot):
+    """Counts a finished request's service to its job."""
+    job, service_ps = np.int64(state.job[slot]), state.requests[slot].service_ps
+    if job >= 0:
+        state.jobs[job, ATTAINED] += service_ps
+        state.jobs[job, LEFT] -= service_ps
 
 
 # --- What comes next ------------------------------------------------------------------------------------------------

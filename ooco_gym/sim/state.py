@@ -165,6 +165,9 @@ class State(NamedTuple):
     # clients'. Empty without clients
     ended: np.ndarray  # float64[rows, 4], outputs of a client that have ended: number, mean and sum of squares of their
     # logarithm, moving mean in tokens (`policy.lengths`)
+    job: np.ndarray  # int32[n], row of `jobs` of each request, or -1; empty without jobs
+    jobs: np.ndarray  # float64[jobs, 3]: first arrival in ps, reference GPU time of the calls that have ended and of
+    # those that have not (which only an oracle may read), in ps
     followers: np.ndarray  # int32[n + 1 + e] with closed sessions: places here of the requests that wait for each one,
     # and these requests
     unfinished: np.ndarray  # int32[n] likewise: number of requests that each one still waits for
@@ -201,6 +204,7 @@ class OptionalSizes(NamedTuple):
     deadlines: int = 0
     predicted: int = 0
     clients: int = 0  # rows of State.ended
+    jobs: int = 0
     turns: int = 0
     edges: int = 0  # of State.followers
     weights: int = 0
@@ -248,6 +252,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)), np.zeros(n_requests if pool.clients else 0, np.int32),
         np.zeros((pool.clients, 4)),
+        np.zeros(n_requests if pool.jobs else 0, np.int32), np.zeros((pool.jobs, 3)),
         np.zeros(n_requests + 1 + pool.edges if pool.turns else 0, np.int32),
         np.zeros(n_requests if pool.turns else 0, np.int32), np.zeros(n_requests if pool.turns else 0, np.int64),
         np.zeros((2, 1 + pool.turns), np.int32), np.zeros(ITL_BINS, np.int64),
@@ -263,8 +268,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
                "tables")
 # Never written while an episode runs: copies share these arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "followers", "think_ps", "foreseen",
-          "role_changes")
+SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "client", "weights", "job", "followers", "think_ps",
+          "foreseen", "role_changes")
 
 
 def share_tables(state: State, other: State) -> State:

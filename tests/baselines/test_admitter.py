@@ -34,7 +34,7 @@ def setup_of(rows: Any = (), **values: Any) -> Setup:
 
 def documents(count: int = 120, of: int = 7) -> Trace:
     """Offline questions on documents of 2,048 tokens, in a scattered order; each fifth asks of no document. Three
-    clients take turns, and each third request has a deadline."""
+    clients take turns, each third request has a deadline, and most are of thirty jobs."""
     random = np.random.default_rng(0)
     document = random.integers(of, size=count)
     alone = np.arange(count) % 5 == 0
@@ -43,7 +43,7 @@ def documents(count: int = 120, of: int = 7) -> Trace:
     values = np.concatenate([np.arange(PIECES) + PIECES * one + 1 for one in document[~alone]])
     return Trace(arrival_s=0.02 * np.arange(count), prompt_tokens=prompts.astype(np.int32),
                  output_tokens=random.integers(2, 40, size=count).astype(np.int32),
-                 online=np.zeros(count, bool), client=np.arange(count) % 3,
+                 online=np.zeros(count, bool), client=np.arange(count) % 3, job=np.arange(count) * 7 % 31 - 1,
                  deadline_s=np.where(np.arange(count) % 3, np.nan, 100.0 - 0.3 * np.arange(count)),
                  prefix_hashes=(offsets.astype(np.int64), values.astype(np.int64)))
 
@@ -79,6 +79,15 @@ def outputs_of(predicted: np.ndarray, generated: int) -> dict[str, float]:
     return {"left": left - generated, "spread": (high - low) / 2}
 
 
+def calls_of(state: s.State, job: np.ndarray, slot: int) -> dict[str, float]:
+    """When a request's job began, and the reference time of its calls that have ended, and of the others, in ps."""
+    of, done = (job == job[slot]) & (job >= 0), state.requests["status"] == s.FINISHED
+    of[slot] = True
+    service_ps, came = state.requests["service_ps"], state.requests["arrival_ps"] <= state.clock.now_ps
+    return {"begun": state.requests["arrival_ps"][of & came].min(), "attained": service_ps[of & done].sum(),
+            "job_left": service_ps[of & ~done].sum()}
+
+
 def iterations(setup: Setup, score: Callable[[dict[str, float]], Any], trace: Trace) -> Iterator[Asked]:
     """Plays on; `score` is of the figures of a request, by hand. Each output is predicted as 1.5 times what it is."""
     predicted = np.stack([1.5 * trace.output_tokens, np.full(len(trace), 0.4)], axis=1)
@@ -105,6 +114,7 @@ def iterations(setup: Setup, score: Callable[[dict[str, float]], Any], trace: Tr
                 "arrival": int(one["arrival_ps"]), "tokens": tokens, "cached": cached, "members": members,
                 **outputs_of(predicted[slot], int(one["generated_tokens"])),
                 "due": trace.deadline_s[slot] + trace.arrival_s[slot], "waiting": len(before),
+                **calls_of(state, trace.job, slot),
                 "now_s": int(state.clock.now_ps) / s.PS_PER_S, "used": 1 - state.instances[0]["free_blocks"] / 750,
                 "job": float(clients[trace.client[slot]]), "seen": trace.client[slot] in ended,
                 "free": 16 * int(state.instances[0]["free_blocks"]),
@@ -143,6 +153,8 @@ SCORES: dict[str, Callable[[dict[str, float]], float]] = {
     "jobs": lambda one: (1e12 * (one["seen"] and 1 + ((one["job"] > 32) != (one["free"] > 4096)))
                          - 1e5 * (one["job"] if one["seen"] else 128) - 1e-3 * one["tokens"]),
     "shortest_output": lambda one: one["left"],
+    "first_job": lambda one: one["begun"], "attained": lambda one: one["attained"],
+    "job_left": lambda one: one["job_left"],
     "shared_work": lambda one: one["work"] - one["shared"] * (1.0 - 1.0 / one["members"]),
 }
 

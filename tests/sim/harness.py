@@ -129,7 +129,7 @@ class Episode:
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
                                  keys=policy.keys(trace, setup.seed), predicted=predicted, weights=policy.weights,
                                  bulk=bulk,
-                                 turns=setup.turns(trace))
+                                 turns=setup.turns(trace), job=trace.job)
         self.hooks = policy.hooks()
         self.rules = addresses([ask_outside if name in outside else hook
                                 for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])
