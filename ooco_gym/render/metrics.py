@@ -22,6 +22,7 @@ MAKESPAN, BATCH_TOKENS, LEFT, DUE = (f"batch.{key}" for key in (
     "makespan_s", "total_tokens_per_s", "left", "late"))  # for offline requests alone
 # Of a finite set of offline requests beside online ones.
 JOBS = tuple(f"offline.jobs.{key}" for key in ("left", "makespan_s", "mean_completion_s", "in_time"))
+FLEET = ("fleet.chips", "fleet.starts", "fleet.per_hour")  # of an elastic one
 COMPUTED = "offline.computed_tokens_per_s"  # in the window, for finished and unfinished requests
 # Title and unit of metrics with their own title.
 TITLES = {
@@ -35,6 +36,7 @@ TITLES = {
     LEFT: ("unfinished at the end", "requests"), DUE: ("missed deadlines", "requests"),
     **dict(zip(JOBS, (("jobs left", "requests"), ("makespan of the jobs", "s"), ("mean completion of the jobs", "s"),
                       ("jobs done in time", "%")), strict=True)),
+    **dict(zip(FLEET, (("chips paid for", ""), ("starts", ""), ("cost an hour", "")), strict=True)),
     "jobs.arrived": ("jobs of several requests", ""), "jobs.done": ("of these, done", ""),
     "jobs.completion_mean_s": ("mean completion of a job", "s"), "jobs.slowdown_mean": ("mean slow-down of a job", ""),
     "jobs.completion_p99_s": ("P99 completion of a job", "s"),
@@ -59,7 +61,7 @@ RUN_METRICS = (
     "online.ttft_p99_s", "online.tpot_p50_s", "online.tpot_p99_s", "online.tpot_decode_p99_s", "offline.arrived",
     "offline.finished", *JOBS, "jobs.arrived", "jobs.done", "jobs.completion_mean_s", "jobs.completion_p99_s",
     "jobs.slowdown_mean", "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
-    "offline.interruptions", "offline.migrations", "offline.age_p99_s", "kv_offloading.hit_rate",
+    "offline.interruptions", "offline.migrations", "offline.age_p99_s", "kv_offloading.hit_rate", *FLEET,
     "utilization.compute_share", "utilization.kv_mean_share", "utilization.busy_share",
     "cost.chip_hours_per_million_tokens", "cost.per_million_tokens", "cost.of_all")
 # Also shown for policies with prefix caching.
