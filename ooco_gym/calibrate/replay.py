@@ -162,7 +162,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "sharing_ratio": sharing_ratio(trace_of(run)),
             "results": found, "notes": [*said, *remarked.values()],
-            "host": {timing: fit._asdict() for timing, fit in fits.items()},
+            "host": {timing: fit.summary() for timing, fit in fits.items()},
             "page": str(out / "replay.html")}
 
 

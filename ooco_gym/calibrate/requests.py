@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,11 @@ class Foreseen(NamedTuple):
 
     def __str__(self) -> str:
         return described(self.host_times, self.give_or_take)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the fit as scripts read it in `summary.json`, where host times are called `figures`."""
+        found = self._asdict()
+        return {"figures": found.pop("host_times"), **found}
 
     def clock(self, like: EngineClock = NO_HOST_TIME) -> EngineClock:
         """Returns a clock with these host times; `frontend_s` is left out."""

@@ -231,7 +231,7 @@ def test_blocks_are_those_of_the_pool_restated(retention: str, groups: list[tupl
     trace = shared_trace([(0.0, TOKENS, 4, True, group, shared) for group, shared in groups])
     setup = setup_of(retention, kv_tokens)
     episode = Episode(setup, trace=trace)
-    policy, rule = episode.policy, int(episode.rules[-1])
+    policy, rule = episode.policy, int(episode.rules[s.RETAIN - 1])
     state, handle = episode.state, s.handle_of(episode.state)
     state.requests["instance"] = 0
     keys = [[int(key_at(handle.address, slot, block)) for block in range(TOKENS // SIZE)] for slot in range(SLOTS)]
