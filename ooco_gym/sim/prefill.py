@@ -57,7 +57,8 @@ def start_prefill(state, instance, chosen):
         following = state.requests[slot].next
         if tokens + uncached_tokens(state, instance, slot) > state.config.prefill_tokens:
             break
-        lists_full = size + spec.urgent_members + spec.offline_members >= state.members.shape[2]
+        held = spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended
+        lists_full = size + held >= state.members.shape[2]
         if lists_full or not prefill_fits(state, instance, slot):
             break
         _admit(state, instance, slot, size)

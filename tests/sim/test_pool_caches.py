@@ -74,3 +74,11 @@ def test_a_short_rest_is_prefilled_where_it_decodes(longest: int, moves: int, sh
     assert request["cached_tokens"] == shared and request["instance"] == 1
     assert request["first_token_ps"] - request["arrival_ps"] == prefill_latency_ps(table, [(100, 8100)])
     assert (played.state.instances["online_prefill_ps"][1] > 0) == (moves == 1)
+
+
+def test_what_arrives_counts_where_a_short_prompt_is_prefilled() -> None:
+    """Lists for four: a moved request is on its way while nine short prompts wait where they will decode."""
+    rows = ((0.0, 1, 1, False), *((0.0, 1, 2, False),) * 8, (0.0, 900, 2, False))
+    setup = Setup(rows, policy="base_pd", values=(("local_prefill_tokens", 200),), rules={"max_batch": 4})
+    for state in Episode(setup).events(200):
+        check(state)
