@@ -314,7 +314,7 @@ class Clock(Record):
 
 
 class Config(Record):
-    """Settings of the run, which nothing writes once an episode has begun."""
+    """Settings of the run, which nothing but `sim.roles` (who is relaxed) writes once an episode has begun."""
 
     seed: int
     bulk: int  # many decode steps at once

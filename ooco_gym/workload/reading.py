@@ -7,7 +7,6 @@ Each value is checked; an error names its row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +99,19 @@ def trace_of(table: TraceTable, form: TraceFormat, only: Mapping[str, Any] | Non
     if len(kept) < table.rows or late:
         found = {name: values if name == "class_names" else values[kept] for name, values in found.items()}
         hashes, after = (None if pair is None else take_hashes(pair, kept) for pair in (hashes, after))
-    linked = Trace((ticks - origin) / form.per_second, **found, after=after, name=file_name(table.path))
-    edges = edges_of(linked) if after is not None or (ends is not None and linked.session is not None) else None
-    if after is not None and edges is not None:
+    waits = after is not None or (ends is not None and "session" in found)
+    edges = edges_of(len(kept), found.get("session"), found.get("key"), after) if waits else np.zeros((2, 0), np.int64)
+    if after is not None:
         good = np.ones(table.rows, bool)
         good[kept[in_circles(edges, len(kept))]] = False
         table.demand(good, there["after"], "ids of requests that do not wait for this one, by 'after' or as turns of a "
                                            "session")
-    if ends is not None and edges is not None:
+    if ends is not None:
         thought = _thought(ticks, ends[kept], edges, form.per_second)
         told = found.get("think_s", np.full(len(ticks), np.nan))
         found["think_s"] = np.where(np.isnan(told), thought, told)
-    return replace(linked, think_s=found.get("think_s"), prefix_hashes=hashes, block_tokens=block_tokens,
-                   notes=tuple(notes))
+    return Trace((ticks - origin) / form.per_second, **found, after=after, prefix_hashes=hashes,
+                 block_tokens=block_tokens, name=file_name(table.path), notes=tuple(notes))
 
 
 def file_name(path: Path) -> str:

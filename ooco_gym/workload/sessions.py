@@ -13,7 +13,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.rounding import steady
 from ooco_gym.schema import check_keys, demand, number
 from ooco_gym.workload.keyed import check_seed, keyed_uniform, scattered
-from ooco_gym.workload.trace import NO_SESSION, Trace
+from ooco_gym.workload.trace import NO_SESSION, Hashes, Trace
 
 ANY = -2  # in `Turns.previous`: a request that any client sends as it is free
 OPEN, CLOSED = "open", "closed"
@@ -140,7 +140,7 @@ def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:
                         "docs/traces.md), so no request waits for another one; leave it out")
     session = np.full(len(trace), NO_SESSION) if trace.session is None else trace.session
     _, turn = previous_turns(session)
-    edges = edges_of(trace)
+    edges = edges_of(len(trace), trace.session, trace.key, trace.after)
     if trace.after is not None and (stuck := in_circles(edges, len(trace))).any():
         raise UserError(f"trace '{trace.name}', request {np.argmax(stuck)} (from 0), waits for itself by 'after' and "
                         "the turns of sessions; expected no circle")
@@ -168,21 +168,23 @@ def _numbers(trace: Trace, session: np.ndarray, turn: np.ndarray) -> np.ndarray:
     return numbers if trace.key is None else np.where(session == NO_SESSION, scattered(trace.key, "call"), numbers)
 
 
-def edges_of(trace: Trace) -> np.ndarray:
-    """Returns (request, one that waits for it), int64[2, e]: turns of sessions, and what `after` names in the trace."""
+def edges_of(n: int, session: np.ndarray | None = None, key: np.ndarray | None = None,
+             after: Hashes | None = None) -> np.ndarray:
+    """Returns (request, one that waits for it), int64[2, e], of n requests with these columns of `Trace`: turns of
+    sessions, and what `after` names among them."""
     edges = [np.zeros((2, 0), np.int64)]
-    if trace.session is not None:
-        previous, _ = previous_turns(trace.session)
+    if session is not None:
+        previous, _ = previous_turns(session)
         turns = np.flatnonzero(previous >= 0)
         edges.append(np.stack([previous[turns], turns]))
-    if trace.after is not None and trace.key is not None:
-        offsets, keys = trace.after
-        order = np.argsort(trace.key, kind="stable")
-        place = np.minimum(np.searchsorted(trace.key[order], keys), len(order) - 1)
-        there = trace.key[order[place]] == keys if len(order) else np.zeros(0, bool)
-        edges.append(np.stack([order[place[there]], np.repeat(np.arange(len(trace)), np.diff(offsets))[there]]))
+    if after is not None and key is not None and n:
+        offsets, keys = after
+        order = np.argsort(key, kind="stable")
+        place = order[np.minimum(np.searchsorted(key[order], keys), n - 1)]
+        there = key[place] == keys
+        edges.append(np.stack([place[there], np.repeat(np.arange(n), np.diff(offsets))[there]]))
     sources, targets = np.concatenate(edges, axis=1)
-    return np.stack(np.divmod(np.unique(sources * len(trace) + targets), max(1, len(trace))))
+    return np.stack(np.divmod(np.unique(sources * n + targets), max(1, n)))
 
 
 def in_circles(edges: np.ndarray, n: int) -> np.ndarray:

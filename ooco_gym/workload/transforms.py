@@ -11,7 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.schema import number
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
-from ooco_gym.workload.trace import NO_SESSION, Trace
+from ooco_gym.workload.trace import NO_SESSION, Trace, merge
 
 
 def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
@@ -28,20 +28,20 @@ def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
             client = np.where(client < 0, client, client + clients)
             clients = max(clients, int(client.max(initial=-1)) + 1)
         mine = replace(trace, prefix_hashes=hashes, client=client)
-        told.append(_renumbered(mine, f"mix/{i}", np.ones(len(mine), bool)) if linked else mine)
+        told.append(_renumbered(mine, f"mix/{i}") if linked else mine)
     return told
 
 
-def _renumbered(trace: Trace, salt: str, of: np.ndarray) -> Trace:
-    """Returns the trace with sessions, jobs and keys renumbered of the requests in `of`, bool[n], and what these wait
-    for."""
+def _renumbered(trace: Trace, salt: str) -> Trace:
+    """Returns the trace with other numbers of sessions and jobs, and keys, also in `after`."""
     changed: dict[str, Any] = {}
-    for name, values in (("session", trace.session), ("job", trace.job), ("key", trace.key)):
+    for name, values in (("session", trace.session), ("job", trace.job)):
         if values is not None:
-            changed[name] = np.where(of & ((values != NO_SESSION) | (name == "key")), scattered(values, salt), values)
+            changed[name] = np.where(values == NO_SESSION, NO_SESSION, scattered(values, salt))
+    if trace.key is not None:
+        changed["key"] = scattered(trace.key, salt)
     if trace.after is not None:
-        offsets, keys = trace.after
-        changed["after"] = offsets, np.where(np.repeat(of, np.diff(offsets)), scattered(keys, salt), keys)
+        changed["after"] = trace.after[0], scattered(trace.after[1], salt)
     return replace(trace, **changed)
 
 
@@ -76,24 +76,25 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
             _, first, inverse = np.unique(group, return_index=True, return_inverse=True)
             lead = np.where(group == NO_SESSION, lead, first[inverse])
     gap_s = np.diff(trace.arrival_s, append=trace.arrival_s[-1:]) if n else np.zeros(0)
-    rows, times = [], []
+    grouped = by_session and (trace.session is not None or trace.job is not None)
+    rows, times, copies = [], [], []
     copy = 0
     while copy < factor:
         keep, between = _draws(seed, copy, first_row, n)
         chosen = np.flatnonzero(keep[lead] < factor - copy)
         rows.append(chosen)
         times.append(trace.arrival_s[chosen] + ((gap_s * between)[lead[chosen]] if copy else 0.0))
+        if grouped:
+            order = np.argsort(times[-1], kind="stable")
+            mine = trace.take(chosen[order], times[-1][order])
+            copies.append(_renumbered(mine, f"copy/{copy}") if copy else mine)
         copy += 1
+    if copies:
+        return replace(merge(*copies), name=trace.name, notes=trace.notes, block_tokens=trace.block_tokens)
     index = np.concatenate([np.zeros(0, np.int64), *rows])
     arrival_s = np.concatenate([np.zeros(0), *times])
     order = np.argsort(arrival_s, kind="stable")
-    scaled = trace.take(index[order], arrival_s[order])
-    if not by_session or (trace.session is None and trace.job is None):
-        return scaled
-    number_of = np.repeat(np.arange(len(rows)), list(map(len, rows)))[order]
-    for copy in range(1, len(rows)):
-        scaled = _renumbered(scaled, f"copy/{copy}", number_of == copy)
-    return scaled
+    return trace.take(index[order], arrival_s[order])
 
 
 def stretched(trace: Trace, time_scale: float) -> Trace:

@@ -27,8 +27,12 @@ def put(folder: Path, rows: list[str]) -> Path:
     return path
 
 
+def edges(trace: Trace) -> np.ndarray:
+    return edges_of(len(trace), trace.session, trace.key, trace.after)
+
+
 def waits(trace: Trace) -> list[tuple[int, int]]:
-    return [(int(a), int(b)) for a, b in edges_of(trace).T]
+    return [(int(a), int(b)) for a, b in edges(trace).T]
 
 
 def test_a_call_waits_for_the_last_of_several(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_copies_and_mixes_keep_trees_apart(tmp_path: Path) -> None:
     assert waits(trace) == [(0, 1), (0, 2), (1, 3), (2, 3)]
     double = scale(trace, 2.0, 1, by_session=True)
     assert len(double) == 8 and len(np.unique(double.job)) == 2 and len(np.unique(double.key)) == 8
-    assert (double.job[edges_of(double)[0]] == double.job[edges_of(double)[1]]).all() and len(waits(double)) == 8
+    assert (double.job[edges(double)[0]] == double.job[edges(double)[1]]).all() and len(waits(double)) == 8
     mixed = merge(*with_own_numbers([trace, trace]))
     assert len(np.unique(mixed.job)) == 2 and len(waits(mixed)) == 8
     for seed in range(20):  # whole jobs are dropped
