@@ -109,8 +109,9 @@ def _chosen(config: Mapping[str, Any]) -> list[str]:
 
 def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[BenchmarkRun]:
     """The training runs of an environment: of each agent and seed."""
-    own = plain(config["own"]).get(name) or {}
+    of_all = plain(config["own"]).get(name) or {}
     for agent in config["agents"]:
+        own = {key: value for key, value in of_all.items() if key not in config["agents"]} | (of_all.get(agent) or {})
         for seed in range(1, config["seeds"] + 1):
             folder = out / agent / f"seed_{seed}"
             words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
