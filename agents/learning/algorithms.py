@@ -1,14 +1,14 @@
 """The possible content of an agent's configuration (`conf/agent`): algorithm, teacher, constraint.
 
 All is checked before anything is built, and without torch. An algorithm of Stable-Baselines3 needs a file
-`conf/agent/<name>.yaml` with `name: <name>`, its name in `Algorithm`, and its classes in `models.CLASSES`.
+`conf/agent/<name>.yaml` with `name: <name>`, its keys in a model here, and its place in `models.build_model`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from agents.search.optimisers import CMA, CMA_LINEAR
 from agents.settings import Decisions
@@ -17,8 +17,6 @@ from ooco_gym.schema import Amount, Count, Model, Positive, Range, Seconds, Shar
 
 Settings = Mapping[str, Any]
 MOST_STEPS = 1 << 20  # decisions of an update, with which memory grows
-Algorithm = Literal["maskable_ppo"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # their classes are in `agents.learning.models`
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:
@@ -56,11 +54,11 @@ class LagrangianKeys(Model):
 
 @dataclass(frozen=True)
 class Agent(Model):
-    """An agent that learns by gradients."""
+    """Maskable PPO; conf/agent/maskable_ppo.yaml has what each key means."""
 
     PLACE = "agent"
 
-    name: Algorithm
+    name: Literal["maskable_ppo"]
     n_envs: Annotated[int, Range(1, 4096)]
     hidden: Annotated[int, Range(1, 1 << 13)]
     batch_size: Annotated[int, Range(2, 1 << 20)]
@@ -81,14 +79,43 @@ class Agent(Model):
     lagrangian: LagrangianKeys | None = None
 
 
+@dataclass(frozen=True)
+class DqnAgent(Model):
+    """Deep Q-learning; conf/agent/dqn.yaml has what each key means."""
+
+    PLACE = "agent"
+
+    name: Literal["dqn"]
+    hidden: Annotated[int, Range(1, 1 << 13)]
+    n_envs: Annotated[int, Range(1, 4096)]
+    n_steps: Count
+    gradient_steps: Count
+    batch_size: Annotated[int, Range(2, 1 << 20)]
+    buffer_size: Annotated[int, Range(2, 1 << 24)]
+    learning_rate: Amount
+    anneal: bool
+    discount_per_s: Annotated[float, Range(0, 1, above=True)]
+    exploration_fraction: Annotated[float, Range(0, 1, above=True)]
+    exploration_final_eps: Share
+    target_update_interval: Count
+    max_grad_norm: Positive
+    scale_decisions: Count
+
+
+MODELS: dict[str, type[Model]] = {"maskable_ppo": Agent, "dqn": DqnAgent}  # of what learns by gradients
+
+
 def check_agent(agent: Settings) -> None:
     """Checks an agent's configuration.
 
     Raises:
         UserError: an unknown algorithm or key, or a value out of range.
     """
-    if agent.get("name") not in ALGORITHMS:
-        raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA, CMA_LINEAR])
+    if agent.get("name") not in MODELS:
+        raise unknown("agent", agent.get("name"), [*MODELS, CMA, CMA_LINEAR])
+    if agent["name"] == "dqn":
+        DqnAgent.read(agent)
+        return
     found = Agent.read({**agent, **{part: agent.get(part) or None for part in ("imitate", "lagrangian")}})
     if found.n_steps is None:
         check(Seconds, "agent.rollout_s", found.rollout_s)

@@ -108,7 +108,7 @@ class Callback(BaseCallback):
 
     @property
     def buffer(self) -> Any:
-        return self.model.rollout_buffer  # type: ignore[attr-defined]
+        return getattr(self.model, "rollout_buffer", None) or self.model.replay_buffer  # type: ignore[attr-defined]
 
     def _on_step(self) -> bool:
         return True
@@ -132,10 +132,11 @@ class LogMetrics(Callback):
         self._ended: list[dict[str, Any]] = []
         self._actions: list[np.ndarray] = []
         self._asked: list[np.ndarray] = []
-        self._started = time.monotonic()
+        self._started, self._elapsed_s = time.monotonic(), 0.0
 
     def _on_step(self) -> bool:
-        self.buffer.elapsed_s[self.buffer.pos] = self.env.info_array("elapsed_s")
+        self.buffer.elapsed_s[self.buffer.pos] = elapsed_s = self.env.info_array("elapsed_s")
+        self._elapsed_s += float(elapsed_s.sum())
         self.buffer.paid[self.buffer.pos] = self.locals["rewards"]
         self._actions.append(np.copy(self.locals["actions"]))
         self._asked.append(np.argmax(self.model._last_obs["decision"], axis=-1))  # type: ignore[attr-defined]
@@ -146,7 +147,7 @@ class LogMetrics(Callback):
         return True
 
     def _on_rollout_end(self) -> None:
-        elapsed_s, actions = float(self.buffer.elapsed_s.sum()), np.concatenate(self._actions)
+        elapsed_s, actions = self._elapsed_s, np.concatenate(self._actions)
         for key, value in self._sums.items():
             self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s",
                                value / max(elapsed_s, 1e-9))

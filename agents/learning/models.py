@@ -25,6 +25,7 @@ from torch import nn
 
 from agents.environments import levels_of
 from agents.learning.algorithms import discounts_of
+from agents.learning.dqn import build_dqn
 from agents.policies.networks import CandidateScorer, ObservationEncoder
 
 
@@ -107,21 +108,23 @@ class CandidatePolicy(MaskableMultiInputActorCriticPolicy):
 
 
 # --- The algorithms ---------------------------------------------------------------------------------------------------
-# By name: the classes of an algorithm, of its policy and of its rollout buffer.
-CLASSES: dict[str, tuple[Any, Any, Any]] = {
-    "maskable_ppo": (MaskablePPO, CandidatePolicy, TimedRolloutBuffer),
-}
 _ARGUMENTS = ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range", "ent_coef", "vf_coef",
               "max_grad_norm", "target_kl")
 
 
 def build_model(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
-    """Builds the model that learns in `env` (a `VecEnv`). Its gamma is 1, since the buffer discounts."""
-    model, policy, buffer = CLASSES[agent["name"]]
+    """Builds the model that learns in `env` (a `VecEnv`). PPO's gamma is 1, since the buffer discounts.
+
+    Raises:
+        UserError: the algorithm has no such actions.
+    """
+    if agent["name"] == "dqn":
+        return build_dqn(env, agent, seed)
     arguments = {key: agent.get(key) for key in _ARGUMENTS}
     if agent.get("anneal"):
         arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
     with warnings.catch_warnings():  # rollouts follow simulated time: the last minibatch may be smaller
         warnings.filterwarnings("ignore", "You have specified a mini-batch size")
-        return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
-                     rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)
+        return MaskablePPO(
+            CandidatePolicy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
+            rollout_buffer_class=TimedRolloutBuffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)

@@ -87,8 +87,8 @@ def _folder_of(asked: Mapping[str, Any]) -> Path:
         raise UserError(f"resume={folder} is not a training run: {CONFIG_FILE} is missing; expected the 'out' of "
                         "'ooco-gym train'")
     if not (folder / STATE_FILE).is_file():
-        raise UserError(f"resume={folder} has no {STATE_FILE} to resume from: it ended before it learned, or was "
-                        "trained with resumable=false; start a new training")
+        raise UserError(f"resume={folder} has no {STATE_FILE} to resume from: it ended before it learned, was "
+                        "trained with resumable=false, or by agent=dqn; start a new training")
     if asked.get("overwrite"):
         raise UserError(f"overwrite=true would remove the run that resume={folder} continues; leave one of them out")
     if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():

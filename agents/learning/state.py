@@ -17,9 +17,9 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import torch
+from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import CSVOutputFormat
 
-from agents.learning.models import CLASSES
 from agents.policies.runs import STATE_FILE, SUMMARY_FILE, mapping_or_empty, read_pickled
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
@@ -66,10 +66,10 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-def model_of(state: Mapping[str, Any], env: Any, agent: Mapping[str, Any]) -> Any:
-    """Returns the saved model in `env`, a wrapper of the state's own environments."""
+def model_of(state: Mapping[str, Any], env: Any) -> Any:
+    """Returns the saved model in `env`, a wrapper of the state's own environments; only PPO's is saved."""
     env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
-    return CLASSES[agent["name"]][0].load(io.BytesIO(state["model"]), env=env, device="cpu", force_reset=False)
+    return MaskablePPO.load(io.BytesIO(state["model"]), env=env, device="cpu", force_reset=False)
 
 
 def restore(model: Any, callbacks: Sequence[Any], state: Mapping[str, Any]) -> None:

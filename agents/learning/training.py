@@ -93,7 +93,7 @@ class Training:
 
     def _model(self) -> Any:
         if self.state is not None:
-            return model_of(self.state, self.env, self.agent)
+            return model_of(self.state, self.env)
         if self.agent.get("n_steps") is None:
             self.agent["n_steps"] = imitation.steps_of(self.venv, float(self.agent["rollout_s"]), self.seed)
         decisions = int(self.agent["n_steps"]) * int(self.agent["n_envs"])
@@ -122,7 +122,9 @@ class Training:
         if every:
             self.callbacks.append(cb.Checkpoints(self.out / runs.CHECKPOINTS, int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
-        self.callbacks += [cb.ObservationStatistics(), self.progress]
+        if self.agent["name"] == "maskable_ppo":  # what a value was learned of keeps its scale
+            self.callbacks.append(cb.ObservationStatistics())
+        self.callbacks.append(self.progress)
         if self.state is not None:
             restore(self.model, self.callbacks, self.state)
             self.imitated_as = self.state["trainer"]["imitation"]
@@ -138,7 +140,7 @@ class Training:
                              imitated(self.agent) is not None, self.interrupts, self.clock, self.progress)
 
     def keep(self) -> None:
-        if self.config.get("resumable", True):
+        if self.config.get("resumable", True) and self.agent["name"] == "maskable_ppo":
             judged = self.validation is None or self.validation.judged
             write_state(self.out, self.model, self.callbacks, {
                 "imitation": self.imitated_as, "timesteps": int(self.model.num_timesteps), "judged": judged})

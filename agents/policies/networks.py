@@ -223,6 +223,7 @@ class Actor(nn.Module):
     @classmethod
     def of(cls, policy: Any) -> Actor:
         """Wraps a trained policy of `agents.learning.models`, and shares its parameters."""
+        policy = getattr(policy, "q_net", policy)
         return cls(policy.pi_features_extractor, policy.mlp_extractor)
 
     @classmethod
@@ -236,8 +237,8 @@ class Actor(nn.Module):
         encoder = ObservationEncoder(space, levels)
         scorer = CandidateScorer(encoder.layout, int(agent["hidden"]))
         for module, name in ((encoder, "features_extractor."), (scorer, "mlp_extractor.")):
-            module.load_state_dict({key.removeprefix(name): array for key, array in weights.items()
-                                    if key.startswith(name)})
+            module.load_state_dict({key.removeprefix("q_net.").removeprefix(name): array
+                                    for key, array in weights.items() if key.removeprefix("q_net.").startswith(name)})
         return cls(encoder, scorer).eval()
 
     def actor_parameters(self) -> list[nn.Parameter]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union
 
-from agents.learning.algorithms import Agent
+from agents.learning.algorithms import Agent, DqnAgent
 from agents.search.command import CmaAgent
 from agents.search.linear import LinearAgent
 from docs.generators.pages import ROOT
@@ -95,7 +95,7 @@ def group(model: type[Model], *others: str, nulls: bool = False, **further: dict
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema of each group of `conf` that has a model."""
     return {
-        "agent": {"anyOf": [group(one) for one in (Agent, CmaAgent, LinearAgent)]},
+        "agent": {"anyOf": [group(one) for one in (Agent, DqnAgent, CmaAgent, LinearAgent)]},
         "chip": group(ChipSpec), "cluster": group(Cluster), "engine_clock": group(EngineClock),
         "classes": {"type": "object", "additionalProperties": of_model(RequestClass)},
         "env": group(EnvironmentKeys, *NOT_ARGUMENTS, scenario=of_model(Scenario)), "model": group(ModelSpec),
