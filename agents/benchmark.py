@@ -78,7 +78,7 @@ def main(cfg: Any) -> dict[str, Any]:
     print(f"{len(left)} of {sum(map(len, training.values())) + len(evaluating)} runs are left: about {hours:.1f} hours "
           f"with workers={config['workers']}", flush=True)
     found, failed = dict[str, Any](), list[str]()
-    settings = {key: config[key] for key in ("seeds", "total_timesteps", "episodes", "agents")}
+    settings = {key: config[key] for key in ("seeds", "total_timesteps", "episodes", "agents", "further")}
     with ThreadPoolExecutor(config["workers"]) as pool:
         for name in chosen:
             failed += filter(None, pool.map(_run, new[name]))
@@ -87,7 +87,7 @@ def main(cfg: Any) -> dict[str, Any]:
             if new[name] or not evaluating[name].done:
                 failed += filter(None, [_run(evaluating[name])])
             if evaluating[name].done:
-                found[name] = summarised(out / name, config["agents"])
+                found[name] = summarised(out / name, agents_of(config, name))
             write_json(out / "benchmarks.json", {"settings": settings, "environments": found})
     table(found).show()
     if failed:
@@ -101,20 +101,27 @@ def _chosen(config: Mapping[str, Any]) -> list[str]:
     known = list(dict.fromkeys([*config["first"], *names("env")]))
     asked = known if config["envs"] is None else config["envs"]
     asked = [asked] if isinstance(asked, str) else list(asked)
-    for kind, those, all_of_them in (("environment", asked, known), ("agent", config["agents"], names("agent"))):
+    agents = chain(*(agents_of(config, name) for name in asked))
+    for kind, those, all_of_them in (("environment", asked, known), ("agent", agents, names("agent"))):
         for name in set(those) - set(all_of_them):
             raise unknown(kind, name, all_of_them)
     return asked
 
 
+def agents_of(config: Mapping[str, Any], name: str) -> list[str]:
+    """The agents that learn in an environment: those of all, and its own."""
+    return [*config["agents"], *((config["further"] or {}).get(name) or ())]
+
+
 def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[BenchmarkRun]:
     """The training runs of an environment: of each agent and seed."""
-    of_all = plain(config["own"]).get(name) or {}
-    for agent in config["agents"]:
-        own = {key: value for key, value in of_all.items() if key not in config["agents"]} | (of_all.get(agent) or {})
+    of_all, agents = plain(config["own"]).get(name) or {}, agents_of(config, name)
+    for agent in agents:
+        own = {key: value for key, value in of_all.items() if key not in agents} | (of_all.get(agent) or {})
+        decisions = round(own.pop("times", 1.0) * config["total_timesteps"])
         for seed in range(1, config["seeds"] + 1):
             folder = out / agent / f"seed_{seed}"
-            words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": config["total_timesteps"],
+            words = {"env": name, "agent": agent, "seed": seed, "total_timesteps": decisions,
                      "overwrite": "true", **_flat(config["train"]),
                      **_flat({"agent": config["own_of_agents"].get(agent) or {}}), **_flat(own), "out": folder}
             settings = [f"{key}={'null' if value is None else value}" for key, value in words.items()]
@@ -133,7 +140,7 @@ def evaluation(config: Mapping[str, Any], name: str, out: Path) -> BenchmarkRun:
     """The evaluation of an environment's runs beside random play and rules."""
     best = plain(config["heuristics"]).get(name, BASE)
     rules = list(dict.fromkeys([RANDOM, BASE, best]))
-    policies = [*(str(out / agent) for agent in config["agents"]), *(f'"{rule}"' for rule in rules)]
+    policies = [*(str(out / agent) for agent in agents_of(config, name)), *(f'"{rule}"' for rule in rules)]
     words = ["evaluate", f"env={name}", f"policies=[{','.join(policies)}]", f"episodes={config['episodes']}",
              "workers=1", f"out={out / 'evaluation'}"]
     return BenchmarkRun(words, out / "evaluation", EVALUATED, float(config["run_s"]))

@@ -78,7 +78,9 @@ class TimedReplayBuffer(DictReplayBuffer):
 
 
 class MaskedDQN(DQN):
-    """DQN that explores by legal actions."""
+    """DQN that explores by legal actions, which `drawing` draws."""
+
+    drawing: np.random.Generator
 
     def _sample_action(self: Any, learning_starts: int, action_noise: Any = None, n_envs: int = 1
                        ) -> tuple[np.ndarray, np.ndarray]:

@@ -120,7 +120,7 @@ def build_model(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
     """
     if agent["name"] == "dqn":
         return build_dqn(env, agent, seed)
-    arguments = {key: agent.get(key) for key in _ARGUMENTS}
+    arguments: dict[str, Any] = {key: agent.get(key) for key in _ARGUMENTS}
     if agent.get("anneal"):
         arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
     with warnings.catch_warnings():  # rollouts follow simulated time: the last minibatch may be smaller

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,20 +24,21 @@ from ooco_gym.resources import load_yaml, names
 
 RECORD, PAGE, PICTURE = ROOT / "results/benchmarks.json", ROOT / "docs/benchmarks.md", "docs/assets/benchmarks.svg"
 BEGIN = "<!-- results: of ooco-gym benchmark, written by docs/generators/benchmarks.py -->"
+TITLES = {"ppo_lagrangian": "PPO-Lagrangian", "dqn": "DQN"}
 WIDTH, HEIGHT, SMOOTHED = 250.0, 96.0, 8  # of one plot's axes; updates in a mean
 
 
 def body(record: Mapping[str, Any]) -> str:
     """The marked part of the page: a row an environment, and what has not been played."""
-    rows = []
+    settings, rows = record["settings"], []
+    further = list(dict.fromkeys(chain(*settings["further"].values())))
     for name, policies in record["environments"].items():
-        others = (RANDOM, BASE, *record["settings"]["agents"])
-        rule = next((policy for policy in policies if policy not in others), BASE)
+        agents = [agent for agent in (*settings["agents"], *further) if agent in policies]
+        rule = next((policy for policy in policies if policy not in (RANDOM, BASE, *agents)), BASE)
         rows.append({"title": load_yaml("env", name)["id"].partition("/")[2], "name": name, "rule": rule,
-                     "cells": [policies[policy] for policy in (RANDOM, BASE, rule, *record["settings"]["agents"])],
-                     "decisions": [number(median(policies[agent]["timesteps"])) for agent in
-                                   record["settings"]["agents"]]})
-    return markdown("benchmarks", **record["settings"], rows=rows,
+                     "cells": [policies.get(policy) for policy in (RANDOM, BASE, rule, *settings["agents"], *further)],
+                     "decisions": [number(median(policies[agent]["timesteps"])) for agent in settings["agents"]]})
+    return markdown("benchmarks", **settings, rows=rows, columns=[TITLES[name] for name in further],
                     missing=[load_yaml("env", name)["id"].partition("/")[2] for name in names("env")
                              if name not in record["environments"]])
 

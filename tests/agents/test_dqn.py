@@ -1,4 +1,4 @@
-"""Deep Q-learning with masks: legal actions, discounts of simulated time, and a policy that is better than its start."""
+"""Deep Q-learning with masks: legal actions, discounts of simulated time, and a policy better than its start."""
 
 from __future__ import annotations
 
