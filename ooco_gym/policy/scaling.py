@@ -87,17 +87,22 @@ def waiting(view):
 
 
 @inner
+def kv_of(view, instance):
+    """Share of an instance's KV blocks that online requests hold (offline work takes any)."""
+    state, used = view.state, np.int64(0)
+    for place in range(state.instances[instance].urgent_members):
+        used += state.requests[state.members[s.URGENT, instance, place]].blocks
+    return used / max(np.int64(1), np.int64(state.instances[instance].total_blocks))
+
+
+@inner
 def kv_used(view):
-    """Share of KV blocks that online requests hold on the group's instances that are on (offline work takes any)."""
-    state, group, used, total = view.state, group_of(view), np.int64(0), np.int64(0)
+    """The mean of these shares over the group's instances that are on."""
+    group, used, count = group_of(view), 0.0, 0
     for instance in range(group.first, group.first + group.engines):
-        spec = state.instances[instance]
-        if spec.power != s.ON:
-            continue
-        total += spec.total_blocks
-        for place in range(spec.urgent_members):
-            used += state.requests[state.members[s.URGENT, instance, place]].blocks
-    return used / max(np.int64(1), total)
+        if view.state.instances[instance].power == s.ON:
+            used, count = used + kv_of(view, instance), count + 1
+    return used / max(1, count)
 
 
 @inlined
@@ -107,12 +112,18 @@ def output_mean(view):
 
 
 # --- What load needs --------------------------------------------------------------------------------------------------
+@inlined
+def context_of(view):
+    """Mean context of an online request of the last interval as it decodes, in tokens."""
+    requests = max(1.0, arrived(view, 0, ONLINE))
+    return max(1.0, prompt_tokens(view, 0, ONLINE)) / requests + 0.5 * output_mean(view)
+
+
 @inner
 def token_s(view):
     """Seconds of an instance for (a prompt token, an output token), by its predictions: a token of a long prompt, and
     of the largest decode batch whose step keeps the TPOT SLO at the mean context of the last interval."""
-    state, requests = view.state, max(1.0, arrived(view, 0, ONLINE))
-    context = max(1.0, prompt_tokens(view, 0, ONLINE)) / requests + 0.5 * output_mean(view)
+    state, context = view.state, context_of(view)
     low, high = np.int64(1), np.int64(state.config.max_num_seqs)
     while low < high:
         middle = (low + high + 1) // 2

@@ -49,6 +49,11 @@ class Figures:
             self.state.instances[name][0] = value
         return call_rule(self.state, self.policy.scaled_by.scale, 0, -1, 0)  # type: ignore[union-attr]
 
+    def answer_to(self, requests: int, tokens: int) -> int:
+        """The answer after a first interval in which these arrived."""
+        self.state.tides[:2, 0] = requests, tokens
+        return self.after()
+
 
 def test_hpa_is_kubernetes_formula() -> None:
     """300 requests at 40 an instance are 7.5 instances: 8; 170 with four on are 4.25, within 10 %: 4; and less is
@@ -91,6 +96,36 @@ def test_planner_sla_divides_load_by_what_an_instance_carries() -> None:
     for row in range(2):
         state.tides[row, 4:8] = [(100, 100_000)[row]] * 2 + [(200, 200_000)[row]] * 2
     assert half == int(np.ceil(load)) and rule.after(4) == int(np.ceil(2 * load / 3))
+
+
+def test_saturation_keeps_what_instances_have_left_above_its_triggers() -> None:
+    """Four instances without KV memory in use: the first one's queue is what is left of 5, on average. Six waiting
+    requests saturate it, and the other three have 5 left each, with one of them gone, too."""
+    rule = Figures("saturation", on=4)
+    assert rule.after(online_waiting=3) == 3, "(5 - 3/3) >= 3"
+    assert rule.after(online_waiting=6) == 3
+    rule.state.instances["online_waiting"][:4] = 2
+    assert rule.after() == 4, "5 - 2 is 3, and 5 - 8/3 is less"
+    rule.state.instances["online_waiting"][:4] = [3, 3, 2, 1]
+    assert rule.after() == 5, "5 - 9/4 is less than 3"
+    rule.state.instances["online_waiting"][:4] = 6
+    assert rule.after() == 5, "all are saturated"
+    assert Figures("saturation", on=1).after() == 1, "it takes two to lose one"
+    assert Figures("saturation", on=4, starting=1).after(online_waiting=100) == 5
+
+
+def test_token_velocity_is_bounded_by_memory() -> None:
+    """150 requests of 1,000 tokens in 30 s; with KV memory for four of them, a decode step of four is what counts."""
+    rule = Figures("token_velocity", on=3)
+    state = rule.state
+    mean = state.observed.online_output_mean
+    context = 1000 + mean / 2
+    prefill_s = int(prefill_alone_ps(rule.table, np.array([2048]))[0]) / s.PS_PER_S / 2048
+    roomy = rule.answer_to(150, 150_000)
+    assert roomy == Figures("planner_sla:interval_s=30", on=3).answer_to(150, 150_000)
+    state.instances["total_blocks"][0] = int(4 * context / 16) + 1
+    step_s = decode_latency_ps(rule.table, 4, int(4 * context)) / s.PS_PER_S
+    assert rule.after(0) == int(np.ceil(5 * (1000 * prefill_s + mean * step_s / 4))) > roomy
 
 
 def test_headroom_adds_what_its_forecast_has_missed() -> None:
