@@ -49,6 +49,8 @@ PARAMS = (
     *SCHEDULE_PARAMS[2:],
     Param("engine_version", "vLLM release whose schedule is followed (changes: docs/oracle.md)",
           choices=ENGINE_VERSIONS),
+    Param("long_prefill_token_threshold", "new tokens of a request in an iteration at most, if it is not alone; 0: no "
+          "limit (the engine's option of this name)", 0, 1_000_000, default=0),
     Param("watermark", "share of the blocks that must stay free as a request joins running ones", 0.0, 0.5,
           default=0.0),
 )

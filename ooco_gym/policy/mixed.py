@@ -15,7 +15,7 @@ from ooco_gym.sim.costs import length
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
 from ooco_gym.sim.memory import count_up_to, past_outputs
 from ooco_gym.sim.mixed import iteration_latency
-from ooco_gym.sim.state import BATCH, CHECKPOINT, IDLE, RECOMPUTE, SWAP
+from ooco_gym.sim.state import BATCH, CHECKPOINT, IDLE, NEVER, RECOMPUTE, SWAP
 from ooco_gym.sim.step_actions import (
     admit,
     allocate_slots,
@@ -120,6 +120,14 @@ def _allocate_by_preempting(state, instance, index, tokens):
     return alive, index, freed, victims
 
 
+@inlined
+def chunk_limit(state, instance):
+    """Most new tokens of a request in an iteration: vLLM's `long_prefill_token_threshold`, unless it is alone."""
+    spec, limit = state.instances[instance], state.config.long_prefill_token_threshold
+    alone = spec.running + spec.online_waiting + spec.offline_waiting <= 1
+    return limit if limit > 0 and not alone else NEVER
+
+
 @inner
 def continue_running(state, instance, budget):
     """vLLM V1's first half: gives running requests, in order, all missing tokens within the budget.
@@ -137,9 +145,10 @@ def continue_running(state, instance, budget):
 def _continue(state, instance, budget, finishing):
     """`continue_running` with or without `finishing` requests; two loops, as a test costs time."""
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
+    limit = chunk_limit(state, instance)
     while index < spec.running and budget > 0:
         slot = batch[index]
-        tokens = min(missing(state, slot), budget)
+        tokens = min(missing(state, slot), budget, limit)
         if finishing and state.requests[slot].generated_tokens == state.requests[slot].output_tokens:
             tokens = 0
         if not allocate_slots(state, instance, slot, tokens):
@@ -164,15 +173,16 @@ def admit_waiting(state, instance, budget, watermark):
     blocks stays free (vLLM's option of this name). Returns the budget left.
     """
     whole, spec = state.config.engine_version < CHUNK_MUST_FIT, state.instances[instance]
-    kept = np.int64(watermark * spec.total_blocks)
+    kept, limit = np.int64(watermark * spec.total_blocks), chunk_limit(state, instance)
     while budget > 0:
         slot = first_waiting(state, instance)
         if slot < 0:
             break
-        tokens = length(state, slot) if whole else budget
+        most = min(budget, limit)
+        tokens = length(state, slot) if whole else most
         if not fits_chunk(state, instance, slot, tokens, kept if spec.running > 0 else 0):
             break
-        budget -= admit(state, instance, slot, budget)
+        budget -= admit(state, instance, slot, most)
     return budget
 
 

@@ -19,9 +19,9 @@ from ooco_gym.sim.retention import LRU, RULED, Retention
 
 # Policy parameters that the simulator reads from `State.config`, under the same names.
 SETTINGS = ("gate_window", "prefill_tokens", "local_prefill_tokens", "layer_resume", "max_num_batched_tokens",
-            "max_num_seqs", "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap",
-            "bidirectional", "engine_version", "safepoint_layers", "preempt", "preempted_kv", "output_window",
-            "outputs_by_class", "host_gib")
+            "max_num_seqs", "long_prefill_token_threshold", "reserved_blocks", "prefix_caching", "kv_priority",
+            "waiting_order", "swap_overlap", "bidirectional", "engine_version", "safepoint_layers", "preempt",
+            "preempted_kv", "output_window", "outputs_by_class", "host_gib")
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs")  # they size an engine's batches, and its memory peak
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull", "retain", "scale")
 SCALES_FROM = s.PARAMS + s.KEEPS  # index in State.params of a scaling rule's first parameter

@@ -336,6 +336,7 @@ class Config(Record):
     inter_token_slo_ps: int  # NEVER: none
     max_num_batched_tokens: int  # of an iteration of a mixed instance
     max_num_seqs: int
+    long_prefill_token_threshold: int  # most new tokens of a request where others are there; 0: no limit
     least_blocks: int  # of the smallest instance
     reserved_blocks: int
     max_position: int  # most tokens of a request, prompt and output, that the model allows; 0: no limit

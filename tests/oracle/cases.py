@@ -36,6 +36,7 @@ class Case:
         block_tokens: tokens of a KV block; a divisor of 512.
         asynchronous: whether an iteration is scheduled while the one before it runs.
         watermark: as the engine's option.
+        long_prefill_token_threshold: as the engine's option.
         retention: which content gives way first (`baselines/retention`); other than lru: by our class inside vLLM.
         engine_version: whose schedule ours follows, one of `ENGINE_VERSIONS`; the real one follows its own.
 
@@ -54,6 +55,7 @@ class Case:
     engine_version: str = ENGINE_VERSIONS[0]
     asynchronous: bool = False
     watermark: float = 0.0
+    long_prefill_token_threshold: int = 0
     retention: str = "lru"
 
     def __post_init__(self) -> None:
@@ -76,7 +78,8 @@ class Case:
         return {"policy": POLICIES[self.policy], "num_blocks": self.kv_blocks, "block_tokens": self.block_tokens,
                 "max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens,
                 "prefix_caching": self.prefix_caching, "hash_tokens": HASH_TOKENS, "async": self.asynchronous,
-                "watermark": self.watermark, "retention": self.retention}
+                "watermark": self.watermark,
+                "long_prefill_token_threshold": self.long_prefill_token_threshold, "retention": self.retention}
 
     def columns(self) -> dict[str, np.ndarray]:
         """The requests, as the driver reads them."""

@@ -65,7 +65,9 @@ def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version
     slack = int(draws.choice([0, 0, 1, 3, 12, needed]))
     seats = min(tokens, int(draws.choice([2, 3, 5, 16, 40])))
     watermark = float(draws.choice([0.0, 0.0, 0.02, 0.1, 0.4])) if engine_version in ASYNCHRONOUS else 0.0
-    return Case(trace, policy, needed + 1 + slack, seats, tokens, caching, block, engine_version, watermark=watermark)
+    case = Case(trace, policy, needed + 1 + slack, seats, tokens, caching, block, engine_version, watermark=watermark)
+    capped = int(draws.choice([0, 0, 8, 30, 100, 600])) if engine_version in ASYNCHRONOUS else 0
+    return replace(case, long_prefill_token_threshold=capped)
 
 
 def _arrivals(draws: np.random.Generator, n: int) -> np.ndarray:

@@ -14,7 +14,8 @@ def restate(case: Case, tables: dict) -> dict[str, np.ndarray]:
     settings, requests, clock = case.settings(), _requests(case), Clock(tables)
     schedule = Schedule(case.kv_blocks - 1, case.max_num_batched_tokens, case.max_num_seqs,
                         settings["policy"] == "priority", case.block_tokens, case.prefix_caching,
-                        release_of(case.engine_version), int(case.watermark * case.kv_blocks))
+                        release_of(case.engine_version), int(case.watermark * case.kv_blocks),
+                        case.long_prefill_token_threshold)
     steps, now_ps, arrived, lost = Steps(), 0, 0, []
     first, finish = np.zeros(len(requests), np.int64), np.zeros(len(requests), np.int64)
     while schedule.running or schedule.waiting or arrived < len(requests):

@@ -142,7 +142,8 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
     values: dict[str, Any] = {"prefix_caching": "on" if case.prefix_caching else "off",
                               "max_num_batched_tokens": case.max_num_batched_tokens, "reserved_blocks": 1,
                               "max_num_seqs": case.max_num_seqs, "engine_version": case.engine_version,
-                              "watermark": case.watermark}
+                              "watermark": case.watermark,
+                              "long_prefill_token_threshold": case.long_prefill_token_threshold}
     policy = replace(get_policy(case.policy).with_values(values), kept_by=get_policy(case.retention, group="retention"))
     machine = Machine("mixed", Deployment(load_chip(CHIP), load_model(MODEL), timing=TIMING,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))

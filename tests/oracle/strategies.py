@@ -59,4 +59,5 @@ def cases(draw: st.DrawFn, caching: bool) -> Case:
     return Case(trace, draw(st.sampled_from(tuple(POLICIES))),
                 kv_blocks=longest + 1 + draw(st.sampled_from((0, 1, 3, 20, 100, 1000))),
                 max_num_seqs=min(tokens, draw(st.sampled_from((1, 2, 5, 16, 60)))), max_num_batched_tokens=tokens,
-                prefix_caching=caching, retention=draw(st.sampled_from(RETENTIONS)) if caching else "lru")
+                prefix_caching=caching, long_prefill_token_threshold=draw(st.sampled_from((0, 0, 1, 20, 300))),
+                retention=draw(st.sampled_from(RETENTIONS)) if caching else "lru")

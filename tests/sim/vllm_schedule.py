@@ -147,6 +147,7 @@ class Schedule:
         caching: prefix caching.
         version: the engine's, (major, minor).
         kept: blocks that stay free as a request is admitted beside running ones.
+        capped: new tokens of a request in a step at most, unless it is alone; 0: no limit.
     """
 
     blocks: int
@@ -157,6 +158,7 @@ class Schedule:
     caching: bool = False
     version: tuple[int, int] = NEWEST
     kept: int = 0
+    capped: int = 0
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)  # slots, in the last step
@@ -176,7 +178,8 @@ class Schedule:
     def step(self) -> dict[int, int]:
         """New tokens of each request in the next iteration."""
         given: dict[int, int] = {}
-        self.preempted = []
+        self.preempted, alone = [], len(self.running) + len(self.waiting) <= 1
+        self._most = self.capped if self.capped and not alone else self.tokens
         self._continue(given)
         if not self.preempted:
             while self.waiting and len(self.running) < self.sequences and sum(given.values()) < self.tokens:
@@ -201,7 +204,7 @@ class Schedule:
             request = next((one for one in self.running if one.slot not in given), None)
             if request is None:
                 return
-            tokens = min(request.length - request.computed, budget)
+            tokens = min(request.length - request.computed, budget, self._most)
             while self._count(request.computed + tokens) - request.blocks > self.free:
                 victim = max(self.running, key=lambda one: one.rank) if self.by_priority else self.running[-1]
                 self._preempt(victim, given)
@@ -216,7 +219,7 @@ class Schedule:
     def _admit(self, head: Request, given: dict[int, int]) -> bool:
         """Lets the head of the waiting run, where its whole context fits beside what it finds in memory."""
         found = self.memory.hits(self._links(head, head.length - 1))  # the last token must be computed
-        budget = self.tokens - sum(given.values())
+        budget = min(self._most, self.tokens - sum(given.values()))
         start = len(found) * self.block
         reach = head.length if self.version >= (0, 19) else min(head.length, start + budget)
         kept = self.kept if self.running else 0
@@ -227,7 +230,7 @@ class Schedule:
         head.held, head.hashed, head.computed = found, len(found), len(found) * self.block
         if head.cached is None:
             head.cached = head.computed
-        given[head.slot] = min(head.length - head.computed, self.tokens - sum(given.values()))
+        given[head.slot] = min(head.length - head.computed, budget)
         self._grow(head, given[head.slot])
         return True
 

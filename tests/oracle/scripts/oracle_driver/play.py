@@ -77,6 +77,7 @@ class Factory:
                                max_num_batched_tokens=settings["max_num_batched_tokens"], max_model_len=LONGEST,
                                enable_chunked_prefill=True, is_encoder_decoder=False, policy=settings["policy"],
                                async_scheduling=settings["async"],
+                               long_prefill_token_threshold=settings.get("long_prefill_token_threshold", 0),
                                **({"watermark": settings["watermark"]} if settings.get("watermark") else {}))
         cache = CacheConfig(block_size=size, enable_prefix_caching=caching)
         config = VllmConfig(scheduler_config=plan, model_config=self._model, cache_config=cache,
