@@ -16,23 +16,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agents.environments import make_env, windows
 from agents.evaluation.evaluate import depends_on, jobs_of, play_job
 from agents.evaluation.players import function_of, load_learned
+from agents.score.command import score
+from agents.score.program import write_program
+from agents.score.windows import arranged, scores
 from agents.search.episodes import Field
 from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import as_json, atomic_write, write_json
-from ooco_gym.metrics.crossed import iqm, probability_of_improvement
-from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.peak import file_stamps
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Table, percent
 from ooco_gym.report.terminal import track
-from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.resources import conf_root
 from ooco_gym.schema import plain, whole
 from ooco_gym.study.runs import in_processes, policy_identity
 from ooco_gym.version import __version__
@@ -50,7 +49,8 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: an unknown action or task, a policy that cannot run, or a file that is no result.
     """
     config = plain(cfg)
-    actions: dict[str, Any] = {"run": _run, "table": _table}
+    actions: dict[str, Any] = {"run": _run, "table": _table, "score": score,
+                               "program": write_program}
     if config["action"] not in actions:
         raise unknown("action of ooco-gym suite", config["action"], actions)
     return {"command": "suite", "action": config["action"], **actions[config["action"]](config, Path(config["out"]))}
@@ -124,12 +124,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
     Raises:
         UserError: the policy cannot run it.
     """
-    track, changes = suite["tracks"][suite["tasks"][task]["track"]], dict(suite["tasks"][task]["changes"])
-    frozen = conf_root() / "suite" / "clusters" / f"{changes.get('cluster')}.yaml"
-    if frozen.is_file():  # the suite's version of a cluster that has changed since
-        changes["cluster"] = load_yaml("cluster", frozen)
-    env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
-           "warmup_s": float(suite["warmup_s"])}
+    env, changes = arranged(suite, task)
     if _simulated(policy):
         if get_policy(policy).prepare is None:
             get_policy(policy).vector()  # raises if a parameter has no value
@@ -155,33 +150,6 @@ def _simulated_metrics(asked: tuple[Any, ...]) -> dict[str, list[float]]:
     env, changes, seeds, count, policy = asked
     outcome = Field(env, [changes], "suite.tasks", seeds, count).play([policy])[0]
     return {key: outcome[key].tolist() for key in METRICS}
-
-
-# --- Scores -----------------------------------------------------------------------------------------------------------
-def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],
-           references: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
-    """Returns the track, the interquartile mean of all windows with its 95 % interval, the probability that a window
-    beats the reference's, and each task's mean score, violation rate and feasibility."""
-    by_task, mine, others = {}, [], []
-    for name, one in played.items():
-        reference = np.asarray(references[name]["service"])
-        rate = float(np.sum(one["violated"]) / max(np.sum(one["arrived"]), 1))
-        feasible = rate <= float(suite["violation_limit"])
-        mine.append(np.asarray(one["service"]) / reference.mean() * feasible)
-        others.append(reference / reference.mean())
-        by_task[name] = {"score": float(mine[-1].mean()), "violation_rate": rate, "feasible": feasible}
-    found = {}
-    for key, statistic in (("iqm", lambda a, _: iqm(a[..., None, :])),
-                           ("improvement", lambda a, b: probability_of_improvement(a[..., None, :], b[..., None, :]))):
-        generator, draws = np.random.Generator(np.random.Philox(key=0)), []
-        for a, b in zip(mine, others, strict=True):  # windows within each task
-            picks = generator.integers(len(a), size=(RESAMPLES, len(a)))
-            draws.append((a[picks], b[picks]))
-        low, high = resampled_interval(statistic(*(np.concatenate(part, axis=1) for part in zip(*draws, strict=True))),
-                                       sum(map(len, mine)))
-        found[key] = {"value": float(statistic(np.concatenate(mine), np.concatenate(others))), "ci_low": low,
-                      "ci_high": high}
-    return {"track": suite["tasks"][next(iter(played))]["track"], "by_task": by_task, **found}
 
 
 def _digest(value: Any) -> str:

@@ -1,0 +1,239 @@
+"""`ooco-gym suite score`: what somebody's rule is worth, in seconds, without trusting it (docs/suite.md).
+
+The file is read once and hashed. What runs is its text with guards (`agents.score.language`), in a process that is
+locked before it is told which windows it is scored on (`agents.score.sandbox`); the seed of held-out windows is drawn
+after that. A plain Python function gets observations and has no simulator in its process at all. The child says what
+each window served and violated; scores, intervals and words are the parent's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from agents.score.language import LONGEST, checked
+from agents.score.sandbox import Child, Limits, Lock
+from agents.score.windows import METRICS, field_of, scores
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.files import atomic_write, cache_path, write_json
+from ooco_gym.own_code import module_of_file, tell
+from ooco_gym.policy import Policy, get_policy
+from ooco_gym.policy.decisions import addresses
+from ooco_gym.policy.registry import list_policies, split_name
+from ooco_gym.report import percent
+from ooco_gym.schema import number, whole
+from ooco_gym.study.population import Candidate
+from ooco_gym.study.runs import in_processes, policy_identity
+from ooco_gym.version import __version__
+
+SCHEMA, SCORE_FILE, HELD_OUT = "ooco-gym/score/1", "score.json", "held_out"
+
+
+class Rule(NamedTuple):
+    """A rule as it was given: its name, digest, track, and what runs it (`sandbox.Child`'s work); `policy` of ours."""
+
+    name: str
+    sha256: str
+    track: str
+    work: Callable[..., Any]
+
+
+def score(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Scores the rule `config["policy"]`; writes `score.json` and prints a sentence.
+
+    Raises:
+        UserError: the file, the task or the seed is none, or the rule does what a rule may not do.
+    """
+    found = scored(str(config["policy"] or ""), config)
+    write_json(out / SCORE_FILE, found)
+    print(found["sentence"])
+    return found
+
+
+def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores a rule by the keys of `conf/suite.yaml`; returns what `score.json` has."""
+    suite, rule = config["suite"], rule_of(given)
+    held_out = config["seed"] is not None
+    settings = config["score"]["held_out" if held_out else "public"]
+    tasks = _tasks(config, rule, held_out)
+    short = {**suite, "horizon_s": number("score.window_s", settings["window_s"], 1.0),
+             "warmup_s": number("score.warmup_s", settings["warmup_s"], 0.0)}
+    compile_s, play_s = (number(f"score.{key}", config["score"][key], 0.1) for key in ("compile_s", "play_s"))
+    reference = str(suite["tracks"][rule.track]["reference"])
+    for task in tasks:  # all modules, chips and compiled functions, before the fork
+        _outcomes(({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1]))
+    addresses(Policy("", mixed=rule.track == "mixed").hooks())  # what a rule without them uses
+    child = Child(rule.work, Limits(compile_s, compile_s + play_s))
+    try:
+        isolation = _said(child)["isolation"]
+        seed = _seed(config["seed"])
+        count = whole("score.windows", settings["windows"], 2, 1000)
+        seeds = list(settings["seeds"])[:count] if seed is None else [
+            int(one) >> 1 for one in np.random.SeedSequence(seed).generate_state(count)]
+        child.give(play_s)
+        child.send({"suite": short, "tasks": tasks, "seeds": seeds})
+        asked = [(short, task, reference, seeds) for task in tasks]
+        found = in_processes(_outcomes, asked, 1, cache=not held_out, depends=_depends)
+        references = dict(zip(tasks, found, strict=True))
+        played = _said(child)["done"]
+    finally:
+        child.end()
+    _plausible(played, references)
+    return _result(rule, short, tasks, played, references, {
+        "seed": seed, "seeds": seeds, "isolation": isolation, "reference": reference})
+
+
+def _said(child: Child) -> Any:
+    """The child's next word, if it is no foul."""
+    word = child.receive()
+    if "foul" in word:
+        raise UserError(str(word["foul"])[:1000])
+    return word
+
+
+def _seed(given: Any) -> int | None:
+    """The seed of held-out windows: drawn now, or the one that is verified."""
+    if given is None:
+        return None
+    return int.from_bytes(os.urandom(6)) if given == HELD_OUT else whole("seed", given, 0, (1 << 63) - 1)
+
+
+def _tasks(config: Mapping[str, Any], rule: Rule, held_out: bool) -> list[str]:
+    known = [name for name, one in config["suite"]["tasks"].items() if one["track"] == rule.track]
+    if config["task"] is not None and config["task"] not in known:
+        raise unknown(f"task of track {rule.track}", config["task"], known)
+    return [config["task"]] if config["task"] is not None else known if held_out else known[:1]
+
+
+def _depends(asked: tuple[Any, ...]) -> Any:
+    return [*asked, policy_identity(asked[2])]
+
+
+def _outcomes(asked: tuple[Any, ...]) -> dict[str, list[float]]:
+    """`METRICS` of a policy by name on windows of a task."""
+    suite, task, policy, seeds = asked
+    return _played(suite, task, get_policy(policy), seeds)
+
+
+def _played(suite: Mapping[str, Any], task: str, policy: Policy, seeds: list[int]) -> dict[str, list[float]]:
+    outcome = field_of(suite, task, seeds).population.play([Candidate(policy)])[0]
+    return {key: outcome[key].tolist() for key in METRICS}
+
+
+def _plausible(played: Any, references: Mapping[str, Any]) -> None:
+    """Raises if the child's numbers are none of these windows': the arrivals are those of the reference."""
+    for task, reference in references.items():
+        mine = played[task]
+        if mine["arrived"] != reference["arrived"] or any(len(mine[key]) != len(reference[key]) for key in METRICS) or (
+                not all(0 <= one <= all_ for one, all_ in zip(mine["violated"], mine["arrived"], strict=True))):
+            raise UserError(f"the rule changes what arrives in task {task}: its windows are not those of the reference")
+
+
+# --- What is scored ---------------------------------------------------------------------------------------------------
+def rule_of(given: str) -> Rule:
+    """Reads a rule: a file of Python, or the name of a policy of ours.
+
+    Raises:
+        UserError: there is none, or it is not of the language.
+    """
+    base = split_name(given)[0]
+    if not given.endswith(".py"):
+        if base not in list_policies():
+            raise UserError(f"'{given}' is no rule to score: expected a file such as rule.py, or a policy's name")
+        policy = get_policy(given)
+        return Rule(given, hashlib.sha256(repr(policy_identity(given)).encode()).hexdigest(), _track(policy.mixed),
+                    lambda receive, send, lock: _play(policy, receive, send, lock))
+    data = read_rule(given)
+    digest = hashlib.sha256(data).hexdigest()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"'{given}' is not UTF-8: {error.reason} at byte {error.start}") from error
+    source, values, mixed = checked(text, given)
+    path = _kept(source)
+    return Rule(given, digest, _track(mixed), lambda receive, send, lock: _compiled(path, values, receive, send, lock))
+
+
+def read_rule(path: str) -> bytes:
+    """The bytes of a file that is one: no link, pipe or device, and no longer than a rule.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read ({error.strerror}); a rule is a file, and no link") from error
+    with os.fdopen(opened, "rb") as file:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise UserError(f"'{path}' is no file; a rule is a file of Python")
+        data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise UserError(f"'{path}' has more than {LONGEST:,} bytes, which no rule needs")
+    return data
+
+
+def _track(mixed: bool) -> str:
+    return "mixed" if mixed else "pools"
+
+
+def _kept(source: str) -> Path:
+    """The file of a guarded rule, in a folder of its own where its compiled form is kept."""
+    digest = hashlib.sha256(f"{__version__}\n{source}".encode()).hexdigest()[:32]
+    folder = cache_path("rules")
+    if folder is None:
+        raise UserError("a rule is compiled in the cache folder; set OOCO_GYM_CACHE to a folder of your own")
+    path = folder / digest / "rule.py"
+    if not path.is_file() or path.read_text("utf-8") != source:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic_write(path) as temporary:
+            temporary.write_text(source, "utf-8")
+    return path
+
+
+# --- In the child -----------------------------------------------------------------------------------------------------
+def _compiled(path: Path, values: Mapping[str, Any], receive: Any, send: Any, lock: Lock) -> Any:
+    """Compiles a guarded rule, with checked indices, and plays it."""
+    lock.close(writes=path.parent)
+    numba.core.config.BOUNDSCHECK, numba.core.config.CACHE_DIR = 1, ""  # pyright: ignore[reportAttributeAccessIssue]
+    tell(None)  # the command line names the rule; this is its checked text
+    policy = module_of_file(str(path)).policy
+    known = {one.name: values[one.name] for one in policy.params if one.name in values}
+    return _play(policy.with_values(known, "rule"), receive, send, lock)
+
+
+def _play(policy: Policy, receive: Any, send: Any, lock: Lock) -> Any:
+    """Plays the windows that the parent names once the process is locked."""
+    policy.vector()  # raises if a parameter has no value
+    addresses(policy.hooks())
+    send({"isolation": lock.close()})
+    asked = receive()
+    return {task: _played(asked["suite"], task, policy, asked["seeds"]) for task in asked["tasks"]}
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+def _result(rule: Rule, suite: Mapping[str, Any], tasks: list[str], played: Any, references: Any,
+            more: Mapping[str, Any]) -> dict[str, Any]:
+    found = scores(suite, played, references)
+    by_task, held = found["by_task"], found["iqm"]
+    rate = sum(sum(one["violated"]) for one in played.values()) / max(1, sum(sum(one["arrived"]) for one in
+                                                                             played.values()))
+    worst = min(tasks, key=lambda name: by_task[name]["score"])
+    loses = worst if by_task[worst]["score"] < 1.0 else None
+    lost = "" if loses is None else f"; it loses {loses} (score {by_task[loses]['score']:.3f}" + (
+        ")" if by_task[loses]["feasible"] else f", {percent(by_task[loses]['violation_rate'], 1)} violations)")
+    windows = f"seed {more['seed']}" if more["seed"] is not None else "public windows"
+    sentence = (f"{rule.name} (sha256 {rule.sha256[:12]}) scores {held['value']:.4f} [{held['ci_low']:.4f}, "
+                f"{held['ci_high']:.4f}] times {more['reference'].partition(':')[0]} on {', '.join(tasks)}, {windows}, "
+                f"with {percent(rate, 2)} violations{lost}.")
+    return {"schema": SCHEMA, "combined_score": held["value"], "interval": [held["ci_low"], held["ci_high"]],
+            "violation_rate": rate, "loses": loses, "tasks": by_task, "improvement": found["improvement"],
+            "rule": rule.name, "sha256": rule.sha256, "track": rule.track, "suite": suite["name"],
+            "ooco_gym": __version__, **more, "windows": played, "references": references, "sentence": sentence}

@@ -1,0 +1,169 @@
+"""What `agents.score.language` puts around a rule's indices, actions and answers, compiled with the rule.
+
+A wrong one raises, and the run ends: what an engine would not have offered is no answer.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
+from ooco_gym.sim import step_actions as act
+from ooco_gym.sim.costs import length
+
+LONGEST_US = 10**13  # of an answer to `retain`, in microseconds
+
+
+# --- Indices ----------------------------------------------------------------------------------------------------------
+@inner
+def seen(state, slot):
+    """The slot of a request that has arrived."""
+    if slot < 0 or slot >= state.requests.size:
+        raise IndexError("the rule reads a request that does not exist")
+    request = state.requests[slot]
+    future = request.status == s.FUTURE and (request.arrival_ps > state.clock.now_ps or (
+        state.unfinished.size > 0 and state.unfinished[slot] > 0))
+    if future:
+        raise IndexError("the rule reads a request that has not arrived")
+    return np.int64(slot)
+
+
+@inlined
+def place(state, instance):
+    """The index of an instance."""
+    if instance < 0 or instance >= state.instances.size:
+        raise IndexError("the rule reads an instance that does not exist")
+    return np.int64(instance)
+
+
+@inner
+def belief(state, table):
+    """The row of cost tables by which an instance predicts; its true costs are another's."""
+    for instance in range(state.instances.size):
+        if state.instances[instance].belief == table:
+            return np.int64(table)
+    raise IndexError("the rule reads costs that no instance predicts by")
+
+
+@inlined
+def row(state, kind):
+    """A row of State.members that an engine knows; the last one says whose last token is on its way."""
+    if kind < 0 or kind > s.BATCH:
+        raise IndexError("the rule reads a row of State.members that no engine has")
+    return np.int64(kind)
+
+
+@inlined
+def group(state, index):
+    """The index of an elastic fleet's group."""
+    if index < 0 or index >= state.groups.size:
+        raise IndexError("the rule reads a group that does not exist")
+    return np.int64(index)
+
+
+@inlined
+def how(state, kind):
+    """What is done with a preempted request's memory."""
+    if kind != s.RECOMPUTE and kind != s.SWAP:
+        raise ValueError("the rule preempts in a way that does not exist")
+    return np.int64(kind)
+
+
+# --- Actions ----------------------------------------------------------------------------------------------------------
+@inner
+def admit(state, instance, slot, tokens):
+    """`admit` of a request that waits there, and fits."""
+    request = state.requests[slot]
+    if request.status != s.WAITING or request.instance != instance or tokens < 1 or not act.fits_chunk(
+            state, instance, slot, tokens, 0):
+        raise ValueError("the rule admits a request that does not wait there, or does not fit")
+    return act.admit(state, instance, slot, np.int64(tokens))
+
+
+@inner
+def allocate_slots(state, instance, slot, tokens):
+    """`allocate_slots` of a request that runs there, of tokens that it lacks."""
+    if act.running_index(state, instance, slot) < 0 or tokens < 1 or tokens > act.missing(state, slot):
+        raise ValueError("the rule gives tokens to a request that does not run there, or more than it lacks")
+    return act.allocate_slots(state, instance, slot, np.int64(tokens))
+
+
+@inner
+def preempt(state, instance, index, how):
+    """`preempt` of a request that runs there."""
+    if index < 0 or index >= state.instances[instance].running:
+        raise ValueError("the rule preempts a request that does not run")
+    act.preempt(state, instance, np.int64(index), np.int64(how))
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+@inlined
+def whole(answer):
+    """An answer as a whole number."""
+    if not abs(float(answer)) < 9e18 or np.int64(answer) != answer:
+        raise ValueError("the rule answers with what is no whole number")
+    return np.int64(answer)
+
+
+@inlined
+def one_of(view, answer, least, most):
+    """An answer from `least` on, below `most`."""
+    found = whole(answer)
+    if found < least or found >= most:
+        raise ValueError("the rule answers with what was not offered")
+    return found
+
+
+@inner
+def route(view, answer):
+    prefilled = view.state.requests[view.request].status > s.WAITING
+    return one_of(view, answer, s.STAY if prefilled and whole(answer) != s.ASK else 0, view.state.instances.size)
+
+
+@inlined
+def interrupt(view, answer):
+    return one_of(view, answer, s.KEEP, s.STOP + 1)
+
+
+@inlined
+def gate(view, answer):
+    held = whole(answer) == s.HOLD or whole(answer) == s.HOLD_UNTIL_CHANGE
+    return whole(answer) if held else one_of(view, answer, 0, view.candidates.size)
+
+
+@inlined
+def evict(view, answer):
+    return whole(answer) if whole(answer) == s.DECLINE else one_of(view, answer, 0, view.candidates.size)
+
+
+@inlined
+def pull(view, answer):
+    return whole(answer) if whole(answer) == s.FULL else one_of(view, answer, 0, view.state.picks.size + 1)
+
+
+@inlined
+def retain(view, answer):
+    return one_of(view, answer, 0, LONGEST_US)
+
+
+@inlined
+def scale(view, answer):
+    mine = view.state.groups[view.state.units[view.instance].group]
+    return one_of(view, answer, 0, mine.engines + 1)
+
+
+@inner
+def compose(view, answer):
+    """On pools the answer; on a mixed instance the books of the composed iteration: memory, seats, tokens."""
+    state, spec = view.state, view.state.instances[view.instance]
+    if spec.role != s.MIXED:
+        return whole(answer) if whole(answer) == s.ALL else one_of(view, answer, 0, state.picks.size + 1)
+    if spec.free_blocks < 0 or spec.running > state.config.max_num_seqs:
+        raise ValueError("the rule takes memory or seats that are not there")
+    for at in range(spec.running):
+        slot = state.members[s.BATCH, view.instance, at]
+        request = state.requests[slot]
+        reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens
+        if request.status != s.RESIDENT or request.num_scheduled_tokens < 0 or reach > length(state, slot) + 1 or (
+                state.config.prefix_caching == 0 and reach > request.blocks * state.config.block_tokens + 1):
+            raise ValueError("the rule gives a request tokens or memory that it cannot have")
+    return np.int64(0)

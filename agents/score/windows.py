@@ -1,0 +1,58 @@
+"""A suite's tasks as windows, and what windows are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from agents.search.episodes import Field
+from ooco_gym.metrics.crossed import iqm, probability_of_improvement
+from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
+from ooco_gym.resources import conf_root, load_yaml
+
+METRICS = ("service", "violated", "arrived")  # of a window: reference GPU-s/s, online requests that violate, and all
+
+
+def arranged(suite: Mapping[str, Any], task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The environment of a task, and the changes to its scenario."""
+    track, changes = suite["tracks"][suite["tasks"][task]["track"]], dict(suite["tasks"][task]["changes"])
+    frozen = conf_root() / "suite" / "clusters" / f"{changes.get('cluster')}.yaml"
+    if frozen.is_file():  # the suite's version of a cluster that has changed since
+        changes["cluster"] = load_yaml("cluster", frozen)
+    env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
+           "warmup_s": float(suite["warmup_s"])}
+    return env, changes
+
+
+def field_of(suite: Mapping[str, Any], task: str, seeds: list[int]) -> Field:
+    """A task's windows, one of each seed."""
+    env, changes = arranged(suite, task)
+    return Field(env, [changes], "suite.tasks", seeds, len(seeds))
+
+
+def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],
+           references: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+    """Returns the track, the interquartile mean of all windows with its 95 % interval, the probability that a window
+    beats the reference's, and each task's mean score, violation rate and feasibility."""
+    by_task, mine, others = {}, [], []
+    for name, one in played.items():
+        reference = np.asarray(references[name]["service"])
+        rate = float(np.sum(one["violated"]) / max(np.sum(one["arrived"]), 1))
+        feasible = rate <= float(suite["violation_limit"])
+        mine.append(np.asarray(one["service"]) / reference.mean() * feasible)
+        others.append(reference / reference.mean())
+        by_task[name] = {"score": float(mine[-1].mean()), "violation_rate": rate, "feasible": feasible}
+    found = {}
+    for key, statistic in (("iqm", lambda a, _: iqm(a[..., None, :])),
+                           ("improvement", lambda a, b: probability_of_improvement(a[..., None, :], b[..., None, :]))):
+        generator, draws = np.random.Generator(np.random.Philox(key=0)), []
+        for a, b in zip(mine, others, strict=True):  # windows within each task
+            picks = generator.integers(len(a), size=(RESAMPLES, len(a)))
+            draws.append((a[picks], b[picks]))
+        low, high = resampled_interval(statistic(*(np.concatenate(part, axis=1) for part in zip(*draws, strict=True))),
+                                       sum(map(len, mine)))
+        found[key] = {"value": float(statistic(np.concatenate(mine), np.concatenate(others))), "ci_low": low,
+                      "ci_high": high}
+    return {"track": suite["tasks"][next(iter(played))]["track"], "by_task": by_task, **found}
