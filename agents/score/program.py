@@ -19,6 +19,12 @@ FILES = {"initial_program.py": "", "task.md": "", "evaluator.py": (
     "from agents.score.program import evaluate  # noqa: F401\n")}
 
 
+def settings(**changes: Any) -> dict[str, Any]:
+    """The command's keys, with changes, as `scored` takes them."""
+    known = {key: value for key, value in load_yaml("", "suite").items() if key != "defaults"}
+    return {**known, "suite": load_yaml("suite", "v1"), **changes}
+
+
 def evaluate(path: str, **changes: Any) -> dict[str, Any]:
     """Scores a rule's file, by the keys of `conf/suite.yaml`: on public windows, unless `seed` is given.
 
@@ -26,9 +32,8 @@ def evaluate(path: str, **changes: Any) -> dict[str, Any]:
         `combined_score` and, for a program, `low` and `high` of its interval and `violation_rate`; with an `error` all
         scores are 0.
     """
-    settings = {key: value for key, value in load_yaml("", "suite").items() if key != "defaults"}
     try:
-        found = scored(str(path), {**settings, "suite": load_yaml("suite", "v1"), **changes})
+        found = scored(str(path), settings(**changes))
     except UserError as error:
         return {"combined_score": 0.0, "low": 0.0, "high": 0.0, "violation_rate": 1.0, "error": str(error)}
     low, high = found["interval"]
