@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from experiments.sizes import ROLES, BatchBench, Planner, Sized, sized
+from experiments.sizes import BatchBench, Planner, Sized, sized
+from ooco_gym.cluster import ROLES
 from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, atomic_write
 from ooco_gym.metrics.costs import HOUR_S, MILLION, price_of
@@ -73,6 +74,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options = plain(cfg)
     policies, seeds, price = names_of(options), seeds_of(options["seeds"]), price_of(options)
     base, batch = _load(scenario_of(cfg))
+    if base.load_cluster().roles == ROLES:
+        raise UserError(f"cluster '{base.load_cluster().name}': plan finds a number of mixed instances, or of relaxed "
+                        "and strict ones; leave out one kind")
     said = say_played(base)
     say_clock(base, policies=policies)
     rate = float(options["offline"]["rate"] or 0.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.cluster import ROLES
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.report import duration, percent
@@ -16,7 +17,6 @@ from ooco_gym.scenario import Scenario
 from ooco_gym.study.search import Crossing, Point, bisected, walked
 from ooco_gym.study.sustain import Bench, placed
 
-ROLES = ("relaxed", "strict", "mixed")
 Size = Mapping[str, int]  # instances by role
 
 

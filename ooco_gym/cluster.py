@@ -103,7 +103,7 @@ class RoleChange(Model):
 @dataclass(frozen=True)
 class Cluster(Model):
     """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and
-    decode in one batch).
+    decode in one batch), or all three side by side.
 
     `twin` names the cluster of the other kind on equal hardware, to compare policies of both kinds.
     """
@@ -150,9 +150,7 @@ class Cluster(Model):
 
     def validate(self, where: str) -> None:
         pools = (*self.relaxed, *self.strict)
-        if self.mixed and pools:
-            raise UserError(f"{where}: give mixed instances, or relaxed and strict ones, not both")
-        for role in () if self.mixed else ROLES[:2]:
+        for role in () if self.mixed and not pools else ROLES[:2]:
             if not getattr(self, role):
                 raise UserError(f"{where}: pool '{role}' needs at least one instance")
         for pool in pools:
@@ -160,7 +158,7 @@ class Cluster(Model):
                 raise UserError(f"{where}: data_parallel={pool.data_parallel} is for mixed instances; leave it out, or "
                                 "give mixed instances")
         self._check_roles(where)
-        if self.mixed and self.pd_first_token != "prefill":
+        if not pools and self.pd_first_token != "prefill":
             raise UserError(f"{where}: pd_first_token={self.pd_first_token} is of relaxed and strict pools; mixed "
                             "instances prefill and decode a request in one place")
         EngineClock.load(self.engine_clock)
@@ -170,6 +168,9 @@ class Cluster(Model):
         if any(pool.scales for pool in pools_of(self, "relaxed", "strict")):
             raise UserError(f"{where}: min, max and reclaimed are of mixed instances; relaxed and strict ones do not "
                             "start and stop yet")
+        if self.scales and self.relaxed:
+            raise UserError(f"{where}: min, max and reclaimed are of clusters of mixed instances alone; beside relaxed "
+                            "and strict ones none starts or stops yet")
         if self.scale and not self.scales:
             raise UserError(f"{where}: scale={self.scale} has nothing to scale: no group of instances has min and max")
         if self.scales and sum(pool.bounds[0] for pool in self.mixed) < 1:
@@ -177,6 +178,11 @@ class Cluster(Model):
         if self.scales and self.kv_offloading_gib:
             raise UserError(f"{where}: kv_offloading_gib={self.kv_offloading_gib:g} is lost when an instance stops, "
                             "which is not simulated; leave it out, or min and max")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of its instances."""
+        return tuple(role for role in ROLES if getattr(self, role))
 
     @property
     def scales(self) -> bool:
@@ -188,7 +194,7 @@ class Cluster(Model):
         for i, change in enumerate(self.role_changes):
             key = f"role_changes[{i}]"
             if self.mixed:
-                raise UserError(f"{where}: role_changes are of pools' instances; a mixed one has both roles")
+                raise UserError(f"{where}: role_changes are of clusters without mixed instances, which have both roles")
             if change.relaxed >= count:
                 raise UserError(f"{where}: {key}.relaxed={change.relaxed} must leave a strict one of {count} "
                                 f"instances: at most {count - 1}")
@@ -209,11 +215,11 @@ class Cluster(Model):
         return default_timing(load_chip(pool.chip) for pool in pools_of(self, *ROLES))
 
     def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
-        """(role, deployment) of each instance or data-parallel rank, relaxed ones first; `timing`
-        as in `Scenario`."""
+        """(role, deployment) of each instance or data-parallel rank, relaxed ones first, strict ones
+        last; `timing` as in `Scenario`."""
         model, form = load_model(self.model), timing_values(self.default_timing() if timing is None else timing)
-        return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
-                for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.ranks]
+        return [one for role in ("relaxed", "mixed", "strict") for pool in getattr(self, role)
+                for one in [(role, _deployment(self, pool, model, form))] * pool.ranks]
 
 
 def pools_of(cluster: Cluster, *roles: str) -> list[Pool]:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from types import NoneType
 from typing import Annotated, Any, ClassVar
 
-from ooco_gym.cluster import Cluster, Known
+from ooco_gym.cluster import ROLES, Cluster, Known
 from ooco_gym.errors import UserError
 from ooco_gym.peak import NoPeakFactor, label, stored_peak_factor, title_of
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
@@ -137,7 +137,7 @@ class Scenario(Model):
         """Returns this scenario, with its SLO and load, on the cluster for policies of one kind:
         its own, or its twin."""
         cluster, kinds = self.load_cluster(), ("relaxed and strict instances", "mixed instances")
-        if bool(cluster.mixed) == mixed:
+        if bool(cluster.mixed) == mixed or cluster.roles == ROLES:
             return self
         if cluster.twin is None:
             raise UserError(f"cluster '{cluster.name}' has {kinds[not mixed]} and names no twin with {kinds[mixed]}: "

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import Cluster
+from ooco_gym.cluster import ROLES, Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError
 from ooco_gym.metrics import summarise
@@ -19,8 +19,9 @@ from ooco_gym.perf import load_model
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.model import start_time_s
 from ooco_gym.policy import Policy, policy_of
-from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.policy.decisions import POINTS, answer_of, rules_of
 from ooco_gym.policy.policy import ENGINE_OPTIONS
+from ooco_gym.report import joined
 from ooco_gym.report.terminal import remark
 from ooco_gym.run import RunRecord
 from ooco_gym.scenario import DAY_S, LONGEST_S, ResolvedScenario, Scenario
@@ -166,10 +167,11 @@ class Simulation:
             self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.slo.ttft_s, len(trace))
         machines = [Machine(*one) for one in self.scenario.deployments]
         _check_architecture(chosen, self.scenario.cluster)
-        self.policy = prepared(profiled(chosen, self.scenario), policy_context(machines, trace, sim_config))
-        engine = self.policy.engine_options  # size the KV memory, too
+        self.policy = _prepared_there(chosen, self.scenario, machines, trace, sim_config)
+        engine = (self.policy.mixed_by or self.policy).engine_options  # size the KV memory, too
         machines = [one if not engine or one.deployment.memory != "vllm" or one.deployment.batch_limits == (
-            *engine.values(),) else replace(one, deployment=replace(one.deployment, **engine)) for one in machines]
+            *engine.values(),) or one.role != "mixed" else replace(
+                one, deployment=replace(one.deployment, **engine)) for one in machines]
         learns = self.scenario.lengths.predictor == "client"
         if learns and trace.client is None:
             raise UserError("lengths.predictor=client learns the outputs of each client, and no request names one: add "
@@ -185,13 +187,11 @@ class Simulation:
         self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
-        self.compiled_rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # an outside caller need not flush
         check_keys("outside", outside, [point.name for point in POINTS])
         self._asks_no_retention = "retain" not in outside
-        self._hooks = addresses([ask_outside if point.name in outside else rule
-                                 for point, rule in zip(POINTS, self.compiled_rules, strict=True)])
+        self._hooks = rules_of(self.policy, outside)
         self._answer = s.ASK
         self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
         cached = shared_tokens(trace) if trace.session is None else trace.prompt_tokens  # a turn may be cached whole
@@ -261,9 +261,7 @@ class Simulation:
 
     def rule_answer(self) -> int:
         """Returns the policy's own answer to the pending decision."""
-        pending = self.state.pending
-        return int(call_rule(self.state, self.compiled_rules[int(pending.point) - 1], int(pending.instance),
-                             int(pending.request), int(pending.count)))
+        return answer_of(self.state, self.policy)
 
 
 def with_rules(policy: Policy, cluster: Cluster) -> Policy:
@@ -293,7 +291,7 @@ def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, polic
     if policy.kept_by is not None and not state.blocks.size:
         notes.append(f"retention={policy.kept_by.name} is not used: it orders a prefix cache, and policy "
                      f"'{policy.name}' has none here (prefix_caching)")
-    if policy.mixed and sim_config.engine_clock.async_scheduling and not state.config.async_scheduling:
+    if "mixed" in policy.roles and sim_config.engine_clock.async_scheduling and not state.config.async_scheduling:
         notes.append(f"policy '{policy.name}' composes an iteration after the previous one ends, as its engine has no "
                      f"asynchronous scheduling. The host times of engine_clock={sim_config.engine_clock.name} were "
                      "measured with asynchronous scheduling; without it an iteration takes longer than simulated")
@@ -312,12 +310,25 @@ def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
 
 def _check_architecture(policy: Policy, cluster: Cluster) -> None:
     """Raises UserError for a policy on instances of the other kind, with a cluster of its kind."""
-    mixed, kinds = bool(cluster.mixed), ("relaxed and strict instances", "mixed instances")
-    if policy.mixed == mixed:
+    if policy.roles == cluster.roles:
         return
-    where = f"{title_of(cluster.twin)}, the same chips" if cluster.twin else ("pair_7b", "mixed_7b")[policy.mixed]
-    raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster.name}' has "
-                    f"{kinds[mixed]}; take cluster={where}")
+    where = f"cluster={title_of(cluster.twin)}, the same chips" if cluster.twin else (
+        f"cluster={('pair_7b', 'mixed_7b')[policy.mixed]}")
+    if ROLES in (policy.roles, cluster.roles):
+        where = ("a policy for pools and one for mixed instances, such as policy=ooco:mixed=deadline, where a cluster "
+                 "has all three, else one of both")
+    raise UserError(f"policy '{policy.name}' schedules {joined(policy.roles)} instances, but cluster '{cluster.name}' "
+                    f"has {joined(cluster.roles)} instances; take {where}")
+
+
+def _prepared_there(policy: Policy, scenario: ResolvedScenario, machines: Sequence[Machine], trace: Trace,
+                    sim_config: SimConfig) -> Policy:
+    """Sets what a policy derives from the scenario's machines; side by side, each policy from its own."""
+    theirs = [one for one in machines if (one.role == "mixed") == policy.mixed]
+    policy = prepared(profiled(policy, scenario), policy_context(theirs, trace, sim_config))
+    if policy.mixed_by is None:
+        return policy
+    return replace(policy, mixed_by=_prepared_there(policy.mixed_by, scenario, machines, trace, sim_config))
 
 
 def profiled(policy: Policy, scenario: ResolvedScenario) -> Policy:

@@ -415,6 +415,9 @@ class Episodes:
 
 def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy, config: EpisodeConfig) -> None:
     """Raises UserError if none of the environment's decisions can come up, whatever the load."""
+    if base_policy.mixed_by is not None:
+        raise UserError(f"base policy '{spelling_of(base_policy)}': environments have mixed instances, or relaxed and "
+                        "strict ones, not both; leave out mixed=…")
     if len(config.clusters()) > 1:
         return  # windows have different clusters
     cluster = config.scenario.load_cluster()

@@ -8,7 +8,7 @@ number. Any rule may return `ASK`: the loop then stops, and its caller answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -115,6 +115,27 @@ def _address(rule: Any) -> int:
 def addresses(rules: Sequence[Any]) -> np.ndarray:
     """Addresses of compiled rules for the event loop: int64, one per decision point, in order."""
     return np.array([_address(rule) for rule in rules], np.int64)
+
+
+def rules_of(policy: Any, outside: Collection[str] = ()) -> np.ndarray:
+    """Addresses of a policy's rules for the event loop, with the points named in `outside` left to its caller:
+    int64[8], and three more for mixed instances beside pools (`Policy.beside_hooks`)."""
+    points = POINTS + (COMPOSE, INTERRUPT, ROUTE)[: len(policy.beside_hooks)]
+    rules = zip(points, policy.hooks() + policy.beside_hooks, strict=True)
+    return addresses([ask_outside if point.name in outside else rule for point, rule in rules])
+
+
+def answer_of(state: s.State, policy: Any) -> int:
+    """What a policy's own rules answer to the pending decision."""
+    pending, beside = state.pending, policy.beside_hooks
+    instance, count = int(pending.instance), int(pending.count)
+    rule = policy.hooks()[int(pending.point) - 1]
+    if state.config.side:
+        rule = beside[int(pending.point == s.INTERRUPT)]
+    answer = call_rule(state, rule, instance, int(pending.request), count)
+    if beside and pending.point == s.ROUTE and state.requests["status"][pending.request] == s.FUTURE:
+        answer = call_rule(state, beside[2], answer, int(pending.request), count)
+    return answer
 
 
 @jit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64))

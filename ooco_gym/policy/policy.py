@@ -25,6 +25,7 @@ SETTINGS = ("gate_window", "prefill_tokens", "local_prefill_tokens", "layer_resu
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs")  # they size an engine's batches, and its memory peak
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull", "retain", "scale")
 SCALES_FROM = s.PARAMS + s.KEEPS  # index in State.params of a scaling rule's first parameter
+MIXED_FROM = SCALES_FROM + s.SCALES  # of the first of the mixed instances' policy beside pools
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Policy:
         keeps: how its instances' prefix caches evict, if `retain` does not say (`sim.retention`).
         kept_by: the retention rule in the place of its own: the cluster's, or one that is searched or compared.
         scaled_by: the rule for `scale` in the place of its own: the cluster's, or the one in its name (`scale=hpa`).
+        mixed_by: of a policy of pools, the policy of the mixed instances beside them (`mixed=deadline`).
+        between: where both are, the rule for arrivals (ROUTE): the pools' choice (view.instance) or a mixed instance.
         foresees: a scaling rule that reads what is to come (State.foreseen): a bound.
         file: its file, as `get_policy` accepts it; empty for a registered name.
     """
@@ -134,6 +137,8 @@ class Policy:
     keeps: int = LRU
     kept_by: Policy | None = None
     scaled_by: Policy | None = None
+    mixed_by: Policy | None = None
+    between: Any = rules.soonest_first_token
     foresees: bool = False
     file: str = ""
 
@@ -159,6 +164,16 @@ class Policy:
         return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
 
     @property
+    def beside_hooks(self) -> tuple[Any, ...]:
+        """Beside pools, the rules for `compose` and `interrupt` of mixed instances, and the one between both."""
+        return () if self.mixed_by is None else (self.mixed_by.hooks()[3], self.mixed_by.hooks()[1], self.between)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the instances that it schedules."""
+        return s.ROLE_NAMES if self.mixed_by else s.ROLE_NAMES[2:] if self.mixed else s.ROLE_NAMES[:2]
+
+    @property
     def searched(self) -> Policy:
         """The part whose parameters a search changes: its retention rule if it was given one."""
         return self.kept_by or self
@@ -178,7 +193,7 @@ class Policy:
         return replace(self, values={**self.values, **values})
 
     def vector(self) -> np.ndarray:
-        """Returns the parameters as float64[PARAMS + KEEPS + SCALES] for State.params.
+        """Returns the parameters as float64[RULE_PARAMS] for State.params.
 
         Raises:
             UserError: a parameter without a value, or with an invalid one.
@@ -195,11 +210,13 @@ class Policy:
 
     @cached_property
     def _vector(self) -> np.ndarray:
-        vector = np.zeros(s.PARAMS + s.KEEPS + s.SCALES)
+        vector = np.zeros(s.RULE_PARAMS)
+        if self.mixed_by is not None:
+            vector[MIXED_FROM:] = self.mixed_by.vector()[:s.PARAMS]
         if self.kept_by is not None:
             vector[s.PARAMS:SCALES_FROM] = self.kept_by.vector()[:s.KEEPS]
         if self.scaled_by is not None:
-            vector[SCALES_FROM:] = self.scaled_by.vector()[:s.SCALES]
+            vector[SCALES_FROM:MIXED_FROM] = self.scaled_by.vector()[:s.SCALES]
         for index, param in enumerate(self.params):
             if param.name not in self.values:
                 raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}': give the Param "
@@ -216,16 +233,22 @@ class Policy:
             UserError: the file is missing, or has no weights for this policy.
         """
         if self.layout is None:
-            return None
+            return self.mixed_by and self.mixed_by.weights
         file = self.values.get("weights")
         return read_weights(str(file), self.layout) if file else np.zeros(self.layout.size)
 
     def settings(self) -> dict[str, int]:
         """The fields of `State.config` that this policy sets."""
-        settings = {"rules_flush": int(self.flushes or self.mixed)}  # mixed instances write nothing late
+        settings = {} if self.mixed_by is None else self.mixed_by.settings()
+        cached = settings.get("prefix_caching", 0)
+        settings["rules_flush"] = int(self.flushes or self.mixed)  # mixed instances write nothing late
         for param in self.params:
             if param.name in SETTINGS:
                 settings[param.name] = int(param.number(self.values[param.name], self.name))
+        if self.mixed_by and (settings.get("bidirectional") or settings.get("prefix_caching", 0) != cached):
+            raise UserError(f"policy {self.name}:mixed={self.mixed_by.name}: pools and mixed instances both keep "
+                            "prefixes or none does, in blocks of one owner: give prefix_caching and "
+                            "mixed.prefix_caching the same value, and no mixed.bidirectional")
         if self.order is not None:
             settings["waiting_order"] = s.BY_KEY
         # Stopping an iteration, or sharing a block between requests, needs the computed tokens.
@@ -242,4 +265,5 @@ class Policy:
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
         """Returns keys that order waiting offline requests, smallest first: float64[requests];
         None: by arrival."""
-        return None if self.order is None else self.order(self, trace, seed, predicted)
+        mine = self.mixed_by or self
+        return None if mine.order is None else mine.order(mine, trace, seed, predicted)

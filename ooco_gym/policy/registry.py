@@ -37,6 +37,7 @@ from ooco_gym.resources import conf_root, load_yaml, names
 
 GROUP = "ooco_gym.policies"
 SCALE = "scale"  # the parameter of a policy that names the rule for the fleet's size; also that rule's group
+MIXED = "mixed"  # of a policy of pools, the one that names the policy of the mixed instances beside them
 RETENTION = "retention="  # in a policy's place: a rule for the blocks of a prefix cache
 _PYTHON, _YAML = ".py", (".yaml", ".yml")
 
@@ -86,19 +87,33 @@ def get_policy(name: str, values: Mapping[str, Any] | None = None, group: str = 
 
 
 def _with_values(policy: Policy, values: Mapping[str, Any], group: str) -> Policy:
-    """Sets parameters, of which `scale` names the rule for the fleet's size, and `scale.NAME` are this rule's."""
-    rest = {key: value for key, value in values.items() if key.partition(".")[0] != SCALE}
-    if len(rest) == len(values) or not policy.mixed:
+    """Sets parameters, of which `scale` names the rule for the fleet's size, or, beside pools, `mixed` the policy of
+    mixed instances; `scale.NAME` and `mixed.NAME` are its parameters."""
+    part, field, where = (SCALE, "scaled_by", SCALE) if policy.mixed else (MIXED, "mixed_by", "policy")
+    rest = {key: value for key, value in values.items() if key.partition(".")[0] != part}
+    if len(rest) == len(values) or group != "policy":
         return policy.with_values(values, group)
-    scaled = policy.scaled_by if values.get(SCALE) is None else policy_of(values[SCALE], SCALE)
-    if scaled is None:
+    other = getattr(policy, field) if values.get(part) is None else policy_of(values[part], where)
+    if other is None:
+        what = "scaling rule" if policy.mixed else "policy of mixed instances"
         raise UserError(f"{group} {policy.name}: {next(key for key in values if key not in rest)} is a parameter of a "
-                        f"scaling rule, and none is named: give {SCALE}=NAME, one of {', '.join(names(SCALE))}")
-    given = {key.partition(".")[2]: value for key, value in values.items() if key not in rest and key != SCALE}
-    scaled = scaled.with_values(given, SCALE)
-    said = {SCALE: scaled.file or scaled.name, **{f"{SCALE}.{key}": value for key, value in scaled.values.items()}}
+                        f"{what}, and none is named: give {part}=NAME, one of {', '.join(names(where))}")
+    given = {key.partition(".")[2]: value for key, value in values.items() if key not in rest and key != part}
+    other = other.with_values(given, where)
+    if part == MIXED:
+        _check_pair(policy, other)
+    said = {part: other.file or other.name, **{f"{part}.{key}": value for key, value in other.values.items()}}
     policy = policy.with_values(rest, group)
-    return replace(policy, scaled_by=scaled, values={**policy.values, **said})
+    return replace(policy, values={**policy.values, **said}, **{field: other})
+
+
+def _check_pair(pools: Policy, mixed: Policy) -> None:
+    """Raises UserError for policies that cannot schedule pools and mixed instances side by side."""
+    why = (f"{mixed.name} schedules relaxed and strict ones" if not mixed.mixed else
+           "one of both treats offline requests as online ones" if mixed.class_blind != pools.class_blind else
+           "both have learned weights" if mixed.layout and pools.layout else "")
+    if why:
+        raise UserError(f"policy {pools.name}: {MIXED}={mixed.name} cannot schedule mixed instances beside it: {why}")
 
 
 @lru_cache(maxsize=64)

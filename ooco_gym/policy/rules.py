@@ -1,5 +1,6 @@
 """Building blocks of rules: compiled helpers over a `View`, and the plainest rule for each point."""
 
+import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, RETAIN, ROUTE, SCALE, hook
@@ -8,6 +9,7 @@ from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefi
 from ooco_gym.sim.decode import flush, flush_totals, urgent_load
 from ooco_gym.sim.lanes import gather_lengths
 from ooco_gym.sim.pool_caches import caches, settle, uncached_tokens
+from ooco_gym.sim.step_actions import get_computed_tokens
 
 __all__ = ["blocks_for", "flush", "flush_totals", "gather_lengths", "length", "predict_decode", "predict_prefill"]
 
@@ -177,6 +179,26 @@ def route_by_class(state, slot, bound_ps):
     return s.STAY
 
 
+@inner
+def first_token_ps(state, instance, slot):
+    """Predicted time until an arriving request has its first token on an instance: for what goes before it, its own
+    prompt, and on a mixed instance the tokens of running requests in each iteration."""
+    spec, request = state.instances[instance], state.requests[slot]
+    tokens = np.int64(spec.online_waiting_tokens if request.urgent else
+                      spec.online_waiting_tokens + spec.offline_waiting_tokens)
+    if spec.role != s.MIXED:
+        wait_ps = predict_prefill(state, instance, tokens + uncached_there(state, instance, slot))
+        prefills = spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE
+        return wait_ps + (spec.end_ps - state.clock.now_ps if prefills else 0)
+    tokens, context = tokens + length(state, slot) - get_computed_tokens(state, instance, slot), np.int64(0)
+    for index in range(spec.running):
+        context += length(state, state.members[s.BATCH, instance, index])
+    iterations = -(-tokens // state.config.max_num_batched_tokens)
+    beside_ps = iterations * predict_decode(state, instance, spec.running, context)
+    wait_ps = predict_prefill(state, instance, tokens) + beside_ps
+    return wait_ps + (spec.end_ps - state.clock.now_ps if spec.activity == s.MIXING else 0)
+
+
 @inlined
 def all_fit(state, instance, bound_ps):
     """Whether a step of all decodes on a flushed instance keeps the bound; the loop asks again once
@@ -256,6 +278,19 @@ def route_fewest_requests(view):
     if view.state.config.data_parallel > 0:
         return fewest_of_ranks(view.state)
     return fewest_requests(view.state)
+
+
+@hook(ROUTE, flushes=True)
+def soonest_first_token(view):
+    """Routes an arrival to the instance that the pools' rule has chosen, or, if its first token is predicted earlier
+    there, to a mixed one."""
+    state, best = view.state, view.instance
+    least = first_token_ps(state, best, view.request)
+    for instance in range(state.config.relaxed_count, state.config.strict_from):
+        wait_ps = first_token_ps(state, instance, view.request)
+        if wait_ps < least:
+            best, least = instance, wait_ps
+    return best
 
 
 @hook(INTERRUPT, flushes=True)

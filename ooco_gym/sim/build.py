@@ -33,12 +33,12 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     """Builds the initial state of an episode.
 
     Args:
-        machines: instances, relaxed ones first.
+        machines: instances, relaxed ones first, strict ones last.
         trace: all requests, arrivals in seconds from the start of the run.
         sim: SLOs, protocol and cluster.
         seed: keys every random draw.
         window_s: start and end of the measured window.
-        params: float64[PARAMS], the policy's parameters.
+        params: float64[RULE_PARAMS], the policy's parameters (`Policy.vector`).
         settings: fields of `State.config` that the policy sets (`Policy.settings()`).
         class_blind: offline requests are scheduled as online ones.
         keys: float64[requests] or None, the order of waiting offline requests (`Policy.keys`).
@@ -56,27 +56,27 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     unique = list({id(table): table for table in tables}.values())
     _check_config(unique, sim)
     mixed = all(machine.role == "mixed" for machine in machines)
-    relaxed = sum(machine.role != "strict" for machine in machines)  # instances where requests arrive
+    entries = sum(machine.role != "strict" for machine in machines)  # instances where requests arrive
     rows = 2 if (sim.belief_factor, sim.belief_noise) != (1.0, 0.0) else 1
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
         groups=len(sim.groups), predicted=0 if predicted is None else len(trace), role_changes=len(sim.role_changes),
         weights=0 if weights is None else len(weights), **_linked(turns, job), **_intervals(trace, sim, window_s[1]))
-    first_target, *_, most = sorted([relaxed, relaxed, *(count for _, count in sim.role_changes)])
+    first_target, *_, most = sorted([entries, entries, *(count for _, count in sim.role_changes)])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
     _fill_tables(state, unique, sim, rows)
     _fill_instances(state, machines, tables, unique, rows, sim)
     _fill_links(state, sim, most, first_target)
-    _fill_requests(state, trace, sim, window_s, class_blind, waits, tables[0], tables[min(relaxed, len(tables) - 1)])
+    _fill_requests(state, trace, sim, window_s, class_blind, waits, tables[0], tables[min(entries, len(tables) - 1)])
     if turns is not None and waits.any():
         _fill_turns(state, turns, waits, sim.engine_clock)
     _charge_host(state, len(unique), sim, async_scheduling if mixed else s.SYNCHRONOUS)
     _fill_alone(state)
     _fill_records(state, sim, seed, window_s, bulk, class_blind, trace.block_tokens)
-    _fill_roles(state, sim, relaxed, first_target)
+    _fill_roles(state, sim, entries, first_target)
     state.config.max_position = machines[0].deployment.model.max_position
     _set_config(state.config, settings, sim)
     _fill_tier(state, trace, tables, sim)
@@ -369,9 +369,10 @@ def _charge_host(state: s.State, truths: int, sim: SimConfig, async_scheduling: 
         state.tables["prefill_slope_ps"][rows] += round(clock.prefill_token_s * ps)
 
 
-def _fill_roles(state: s.State, sim: SimConfig, relaxed: int, first_target: int) -> None:
-    config = state.config
-    config.relaxed_count = config.strict_from = config.wanted_relaxed = relaxed
+def _fill_roles(state: s.State, sim: SimConfig, entries: int, first_target: int) -> None:
+    config, mixed = state.config, int((state.instances["role"] == s.MIXED).sum())
+    config.mixed_count, config.strict_from = mixed % state.instances.size, entries
+    config.relaxed_count = config.wanted_relaxed = entries - config.mixed_count
     config.first_target = first_target
     if sim.role_changes:
         times_s, state.role_changes[:, 1] = zip(*sim.role_changes, strict=True)

@@ -38,6 +38,7 @@ from ooco_gym.sim.queues import (
 from ooco_gym.sim.ranks import AHEAD, NOW, start_ranks
 from ooco_gym.sim.retention import TTL
 from ooco_gym.sim.roles import changing, enter, settle_roles
+from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.step_actions import end_pins
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
@@ -97,6 +98,17 @@ def ask_rule(rule, view):
     return rule(view)
 
 
+@inner
+def take_side(state, mixed):
+    """Beside pools, puts the parameters of one side's policy where its rules read them."""
+    params, other = state.params[: s.PARAMS], state.params[s.RULE_PARAMS - s.PARAMS :]
+    if state.config.side == mixed:
+        return
+    state.config.side = mixed
+    for index in range(s.PARAMS):
+        params[index], other[index] = other[index], params[index]
+
+
 @inlined
 def ask(state, point, instance, slot, count, hook):
     """Takes a decision: the outside answer if there is one, else the hook's.
@@ -110,6 +122,8 @@ def ask(state, point, instance, slot, count, hook):
         pending.point = s.NO_POINT
         state.totals.decisions += 1
         return pending.answer
+    if state.config.mixed_count > 0:
+        take_side(state, instance >= 0 and state.instances[instance].role == s.MIXED)
     answer = ask_rule(hook, s.View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
     if answer == s.ASK:
         pending.point = point
@@ -144,9 +158,19 @@ def choose_entry(state, slot, reached, route):
     if reached <= 1:
         return np.int64(0)
     answer = np.int64(ask(state, s.ROUTE, -1, slot, 0, route))
-    if answer != s.ASK and (not 0 <= answer < reached or changing(state, answer)):
-        return np.int64(0)
+    if answer == s.ASK:
+        return answer
+    answer = _entry(state, answer, reached)
+    if state.config.mixed_count > 0:  # the pools' choice, or a mixed instance; asked outside, the answer was for both
+        rule = rule_at(state.config.between_rule)
+        between = np.int64(ask_rule(rule, s.View(state, answer, np.int64(slot), state.picks[:0])))
+        answer = answer if between == s.ASK else _entry(state, between, reached)
     return answer
+
+
+@inlined
+def _entry(state, answer, reached):
+    return answer if 0 <= answer < reached and not changing(state, answer) else np.int64(0)
 
 
 @inner
@@ -216,6 +240,8 @@ def _dispatch_mixed(state, instance, compose):
     """Composes and starts the next iteration. With asynchronous scheduling the one after it is
     composed at once (vLLM: `step_with_batch_queue`)."""
     spec = state.instances[instance]
+    if state.config.mixed_count > 0:
+        compose = rule_at(state.config.mixed_compose)
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
     if elastic(state) and spec.power != s.ON:
         if leave(state, instance):

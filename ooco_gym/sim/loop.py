@@ -96,7 +96,7 @@ def _fade(rate, elapsed, horizon_s):
 def _arrive(state, slot, route):
     """Routes an arriving request to a relaxed (or mixed) instance, where it queues for prefill; with
     `local_prefill_tokens` also to the strict instance where it will decode."""
-    request, clock, reached = state.requests[slot], state.clock, state.config.relaxed_count
+    request, clock, reached = state.requests[slot], state.clock, state.config.relaxed_count + state.config.mixed_count
     if state.config.local_prefill_tokens > 0 and request.urgent:
         reached = state.instances.size
     instance = choose_entry(state, slot, reached, route)
@@ -152,6 +152,8 @@ def _interrupt(state, instance, slot, hook):
     busy_offline = spec.activity == s.PREFILL_OFFLINE or (spec.activity == s.DECODE and spec.role == s.RELAXED)
     if not (busy_offline or spec.activity == s.MIXING) or spec.interrupted:
         return TASK_DONE
+    if state.config.mixed_count > 0 and spec.activity == s.MIXING:
+        hook = rule_at(state.config.mixed_interrupt)
     answer = ask(state, s.INTERRUPT, instance, slot, 0, hook)
     if answer == s.ASK:
         return UNANSWERED
@@ -305,7 +307,7 @@ def run(handle, rules, until_ps, answer):
     Args:
         handle: address of the episode (`state.handle_of`).
         rules: int64[8], addresses of the compiled rules for route, interrupt, gate, compose, evict, pull, retain and
-            scale (`decisions.addresses`).
+            scale; for mixed instances beside pools int64[11] (`decisions.rules_of`).
         until_ps: the horizon; events at that time still happen.
         answer: the answer to the decision that the last call stopped at, or ASK.
 
@@ -315,10 +317,14 @@ def run(handle, rules, until_ps, answer):
             happened.
     """
     state = s.state_at(handle)
-    outer, state.config.retain_rule = state.config.retain_rule, rules[6]
+    config = state.config
+    outer, config.retain_rule = config.retain_rule, rules[6]
+    if config.mixed_count > 0:
+        config.mixed_compose, config.mixed_interrupt, config.between_rule = rules[8], rules[9], rules[10]
     why = run_loop(state, rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                    rule_at(rules[4]), rule_at(rules[5]), rule_at(rules[6]), rule_at(rules[7]), until_ps, answer)
-    state.config.retain_rule = outer
+    config.retain_rule = outer
+    config.mixed_compose = config.mixed_interrupt = config.between_rule = 0
     return why
 
 

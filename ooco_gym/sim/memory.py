@@ -142,7 +142,7 @@ def free_blocks(state, slot, wanted):
     if paired(state):
         free = np.int64(pair_release(state, request.instance, slot))
     elif tracked(state) and request.row >= 0:
-        if caches(state) and request.status != s.PREFILLING:
+        if caches(state) and request.status != s.PREFILLING and state.instances[request.instance].role != s.MIXED:
             keep_prefix(state, slot, length(state, slot) - 1)
         free = np.int64(free_table(state, request.instance, slot, wanted))
     take_blocks(state, request.instance, -free)

@@ -156,9 +156,9 @@ def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:
     tables = min(int(config.max_num_seqs), max_batch) if mixed else POOL_TABLES * max_batch
     rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], tables, int(config.block_tokens))
     config.index_size, config.block_tables, config.blocks_per_table = index, rows, row_size
-    reserved = int(config.reserved_blocks)
+    reserved = int(config.reserved_blocks) * (state.instances["role"] == s.MIXED)
     state.instances["rows_free"] = rows
-    pools = [(reserved, end) for end in state.instances["total_blocks"]] + [(0, end) for end in state.tier["blocks"]]
+    pools = [*zip(reserved, state.instances["total_blocks"], strict=True)] + [(0, end) for end in state.tier["blocks"]]
     for (first, end), blocks, kv in zip(pools, state.blocks, state.kv, strict=True):
         usable = np.arange(first, end)
         blocks["previous"], blocks["next"], blocks["twin"] = -1, -1, -1

@@ -330,6 +330,11 @@ class Config(Record):
     gate_poll_ps: int
     relaxed_count: int  # number of instances that arrivals are routed to, the first ones (`sim.roles` moves it)
     strict_from: int  # first instance that prefilled requests are routed to (`sim.roles`)
+    mixed_count: int  # beside pools, mixed instances: those between relaxed and strict ones
+    side: int  # beside pools, whether State.params begins with the parameters of the mixed instances' policy
+    between_rule: int  # beside pools, while compiled code runs, addresses of the rule that chooses between both, and
+    mixed_compose: int  # of the mixed instances' policy's rules; else 0 (`sim.loop.run`)
+    mixed_interrupt: int
     wanted_relaxed: int  # relaxed instances once all that change their role have done so
     next_change: int  # row of State.role_changes
     first_target: int  # first instance that is strict at some time

@@ -17,8 +17,9 @@ AT, RELAXED_THEN = range(2)  # columns of State.role_changes
 
 @inlined
 def changing(state, instance):
-    """Whether an instance of a pool is between two roles."""
-    return state.config.relaxed_count <= instance < state.config.strict_from
+    """Whether an instance of a pool is between two roles (mixed ones beside pools are there, too)."""
+    config = state.config
+    return config.relaxed_count <= instance < config.strict_from and config.mixed_count == 0
 
 
 @inlined

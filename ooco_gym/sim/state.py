@@ -94,6 +94,7 @@ DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at by default
 PARAMS = 48  # capacity for a policy's own parameters
 KEEPS = 16  # for those of a retention rule, behind them in State.params
 SCALES = 16  # for those of a scaling rule, behind these
+RULE_PARAMS = PARAMS + KEEPS + SCALES + PARAMS  # last those of the mixed instances' policy beside pools (`ask`)
 NOTES = 64  # numbers that a scaling rule may keep per group between decisions
 MEMORY = 40  # numbers that a policy may keep per instance between decisions
 LEVELS = 64  # queues of free blocks, lowest first
@@ -116,7 +117,8 @@ class State(NamedTuple):
     integrals: Integrals
     push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests waiting for a decode instance;
     # LANDING: those with memory there (HANDED_OVER) that cannot decode yet
-    params: np.ndarray  # float64[PARAMS + KEEPS + SCALES], the policy's own, its retention and its scaling rule's
+    params: np.ndarray  # float64[RULE_PARAMS], the policy's own, its retention and its scaling rule's, and those of
+    # the policy of mixed instances beside pools; the latter and the policy's own change places (`dispatch.take_side`)
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, except turns that wait for another
     instances: np.ndarray  # INSTANCE[m]
@@ -227,7 +229,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     """Allocates a zeroed state of the given sizes; `sim.build` fills it."""
     return in_one_piece(State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
-        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS + KEEPS + SCALES),
+        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(RULE_PARAMS),
         aligned_zeros(n_requests, REQUEST), np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 4, max_batch), np.int32),
         np.zeros((n_instances, block_tokens), np.int32),

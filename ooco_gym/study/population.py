@@ -21,7 +21,7 @@ from ooco_gym.compile import address_of, jit
 from ooco_gym.errors import UserError
 from ooco_gym.jobs import cores
 from ooco_gym.policy import Policy
-from ooco_gym.policy.decisions import addresses
+from ooco_gym.policy.decisions import rules_of
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine
@@ -96,7 +96,7 @@ class PlayedWindow:
             if name in PLAIN_SETTINGS:
                 setattr(state.config, name, value)
         handle = s.handle_of(state)
-        why = _to_the_end(address_of(run, RUN_SIGNATURE), handle.address, addresses(mine.hooks()), template.end_ps)
+        why = _to_the_end(address_of(run, RUN_SIGNATURE), handle.address, rules_of(mine), template.end_ps)
         if why not in (s.HORIZON, s.DONE):
             raise RuntimeError(f"the window stopped at {state.clock.now_ps} ps before its end ({why})")
         if digest_of(state) != self._digest:

@@ -109,7 +109,7 @@ def test_parameters_reach_the_rules_as_numbers() -> None:
     policy = get_policy("ooco:slo_margin=0.8,interrupt=never,layer_resume=1")
     vector = policy.vector()
     names = [param.name for param in policy.params]
-    assert vector.shape == (s.PARAMS + s.KEEPS + s.SCALES,) and vector.dtype == np.float64
+    assert vector.shape == (s.RULE_PARAMS,) and vector.dtype == np.float64
     assert vector[names.index("slo_margin")] == 0.8
     assert vector[names.index("interrupt")] == 2.0, "the position of a choice"
     assert policy.settings()["layer_resume"] == 1

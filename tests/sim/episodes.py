@@ -6,9 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ooco_gym.policy import get_policy
 from tests.sim.harness import BASELINES, POINT_NAMES, Setup
 
 CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1))
+BESIDE = ("deadline", "vllm_priority", "conserve", "niyama", "sarathi_pp")  # on mixed instances beside pools
+BLIND = ("vllm_fcfs", "sglang")  # the same of policies that treat offline requests as online ones
 VALUES: dict[str, dict[str, Any]] = {
     "ooco": {
         "slo_margin": st.sampled_from((0.5, 0.9, 1.0)), "pull_margin": st.sampled_from((0.0, 0.05)),
@@ -62,6 +65,14 @@ def traces(draw: st.DrawFn, most: int = 60) -> tuple[tuple[float, int, int, bool
 
 
 @st.composite
+def beside(draw: st.DrawFn, policy: str, values: tuple[tuple[str, Any], ...], max_batch: int) -> str:
+    """The policy of mixed instances beside a policy's pools, as users write it."""
+    mixed = draw(st.sampled_from(BLIND if get_policy(policy).class_blind else BESIDE))
+    seats = f",mixed.max_num_seqs={draw(st.integers(1, max_batch))}"
+    return f"mixed={mixed},mixed.prefix_caching={dict(values).get('prefix_caching', 'off')}{seats}"
+
+
+@st.composite
 def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool = True, random_rules: bool = True,
            **fixed: Any) -> Setup:
     """A random episode. `noisy` allows jitter and noisy beliefs; `random_rules` replaces rules of some points."""
@@ -79,11 +90,14 @@ def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool =
     if draw(st.booleans()):
         rules |= {"decode_first_token": True, "handover_s": draw(st.sampled_from((0.0, 0.013, 0.11)))}
     relaxed, strict = draw(pool), draw(pool)
-    if draw(st.integers(0, 2)) == 0:
+    mixed = draw(pool) if draw(st.integers(0, 2)) == 0 else ()
+    if mixed:
+        policy = f"{policy}:{draw(beside(policy, values, rules['max_batch']))}"
+    elif draw(st.integers(0, 2)) == 0:
         times = sorted(draw(st.sets(st.sampled_from((0.0, 0.3, 1.1, 2.5, 6.0)), min_size=1)))
         rules["role_changes"] = tuple((at_s, draw(st.integers(1, len(relaxed + strict) - 1))) for at_s in times)
     points = draw(st.sets(st.sampled_from(POINT_NAMES))) if random_rules and draw(st.booleans()) else set()
-    setup = Setup(requests=draw(traces()), relaxed=relaxed, strict=strict,
+    setup = Setup(requests=draw(traces()), relaxed=relaxed, strict=strict, mixed=mixed,
                   kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))), policy=policy, values=values,
                   random_points=tuple(sorted(points)), seed=draw(st.integers(0, 2**40)),
                   window_s=draw(st.sampled_from(((0.0, 20.0), (0.2, 3.0)))), rules=rules)

@@ -14,14 +14,14 @@ from ooco_gym.compile.references import Handle
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, get_policy
-from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.policy.decisions import POINTS, answer_of, rules_of
 from ooco_gym.protocol import Slo
 from ooco_gym.schema import kinds
 from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
-from ooco_gym.sim.policy_context import PolicyContext, policy_context
+from ooco_gym.sim.policy_context import policy_context
 from ooco_gym.workload import Trace, close_sessions
 from ooco_gym.workload.sessions import Turns, at_most
 from tests.sim import random_rules
@@ -94,14 +94,24 @@ def model_of(name: str) -> Any:
 
 
 def machines_of(setup: Setup) -> list[Machine]:
-    """The instances, relaxed ones first."""
+    """The instances, relaxed ones first, strict ones last."""
     model = model_of(setup.model)
     block_tokens = setup.rules.get("block_tokens", DEFAULT_RULES["block_tokens"])
     blocks = None if setup.kv_tokens is None else setup.kv_tokens // block_tokens
     return [Machine(role, Deployment(chip_of(chip), model, tp, known_kv_blocks=blocks,
                                      data_parallel=setup.data_parallel))
-            for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict), ("mixed", setup.mixed))
+            for role, pool in (("relaxed", setup.relaxed), ("mixed", setup.mixed), ("strict", setup.strict))
             for chip, tp in pool for _ in range(setup.data_parallel)]
+
+
+def on_its_machines(policy: Policy, machines: list[Machine], trace: Trace, rules: SimConfig) -> Policy:
+    """The policy with what it derives from the machines that it schedules."""
+    if policy.mixed_by is not None:
+        policy = replace(policy, mixed_by=on_its_machines(policy.mixed_by, machines, trace, rules))
+    if policy.prepare is None:
+        return policy
+    theirs = [one for one in machines if (one.role == "mixed") == policy.mixed]
+    return policy.with_values(policy.prepare(policy, policy_context(theirs, trace, rules)))
 
 
 class Episode:
@@ -118,11 +128,9 @@ class Episode:
             rules = replace(rules, engine_clock=EngineClock.load(rules.engine_clock))
         machines = machines_of(setup)
         self.machines = machines
-        policy = get_policy(setup.policy) if isinstance(setup.policy, str) else setup.policy
-        policy = policy.with_values(dict(setup.values))
-        context: PolicyContext = policy_context(machines, trace, rules)
-        if policy.prepare is not None:
-            policy = policy.with_values(policy.prepare(policy, context))
+        policy, values = setup.policy, dict(setup.values)
+        policy = get_policy(policy, values) if isinstance(policy, str) else policy.with_values(values)
+        policy = on_its_machines(policy, machines, trace, rules)
         policy = replace(policy, **{name: getattr(random_rules.policy, name) for name in setup.random_points})
         self.policy = policy
         self.state = build_state(machines, trace, rules, seed=setup.seed, window_s=setup.window_s,
@@ -130,9 +138,7 @@ class Episode:
                                  keys=policy.keys(trace, setup.seed), predicted=predicted, weights=policy.weights,
                                  bulk=bulk,
                                  turns=setup.turns(trace), job=trace.job)
-        self.hooks = policy.hooks()
-        self.rules = addresses([ask_outside if name in outside else hook
-                                for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])
+        self.rules = rules_of(policy, outside)
         self.end_ps = round((setup.window_s[1] + 600.0) * s.PS_PER_S)
         self.answers = 0
         self.handle: Handle | None = None
@@ -145,10 +151,7 @@ class Episode:
 
     def rule_answer(self) -> int:
         """What the policy's own rule answers to the open decision."""
-        pending = self.state.pending
-        rule = self.hooks[int(pending.point) - 1]
-        return call_rule(self.state, rule, int(pending.instance), int(pending.request),
-                         int(pending.count))
+        return answer_of(self.state, self.policy)
 
     def play(self, until_ps: int | None = None) -> Episode:
         """Runs to the end, or to `until_ps`, answering what is asked by the policy's own rules."""

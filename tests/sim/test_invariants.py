@@ -12,7 +12,7 @@ from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 from tests.sim.episodes import setups
 from tests.sim.harness import BASELINES, POINT_NAMES, Episode, Setup, play
-from tests.sim.invariants import check
+from tests.sim.sides import check
 
 MANY_EVENTS = 6000
 

@@ -14,7 +14,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from tests.sim.episodes import setups
 from tests.sim.harness import Episode, Setup, differences
-from tests.sim.invariants import check
+from tests.sim.sides import check
 from tests.sim.test_blocks import ROWS, shared_trace
 
 LINK = 25e9
@@ -45,7 +45,7 @@ def test_a_second_turn_computes_and_moves_what_is_new(policy: str) -> None:
 @st.composite
 def cached(draw: st.DrawFn) -> tuple[Setup, Trace]:
     setup = draw(setups(("base_pd", "ooco"), noisy=False))
-    values = dict(setup.values) | {"prefix_caching": "on"}
+    values = dict(setup.values) | {"prefix_caching": "on"} | ({"mixed.prefix_caching": "on"} if setup.mixed else {})
     return setup.with_(values=tuple(values.items()), sessions=(), clients=0), shared_trace(draw(ROWS))
 
 
