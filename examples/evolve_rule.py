@@ -1,7 +1,7 @@
 """Improves `deadline` by mutating the numbers in its source, without a language model; checks it on held-out windows.
 
-    python examples/evolve_rule.py EVOLVE                 # a few minutes; the best rule is EVOLVE/best.py
-    python examples/evolve_rule.py CONTROL shuffled       # the same with scores dealt to other rules: finds nothing
+    python examples/evolve_rule.py EVOLVE                 # the best rule is EVOLVE/best.py
+    python examples/evolve_rule.py CONTROL shuffled       # its control: scores are dealt to other rules
 
 A generation are the best rule so far and `CHILDREN` children of it, each with one to three numbers changed, on new
 windows of all tasks (a named seed). The one with the highest score goes on. At the end the best rule and the shipped

@@ -10,6 +10,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim import step_actions as act
 from ooco_gym.sim.costs import length
 
+MARK = s.PARAMS + s.KEEPS + s.SCALES - 1  # in State.params, which a rule cannot write: 1 + the instance it composes
 LONGEST_US = 10**13  # of an answer to `retain`, in microseconds
 
 
@@ -69,6 +70,21 @@ def how(state, kind):
 
 
 # --- Actions ----------------------------------------------------------------------------------------------------------
+@inlined
+def begin(view):
+    """Begins the composition of an iteration."""
+    view.state.params[MARK] = view.instance + 1
+    return 0
+
+
+@inlined
+def mine(state, instance):
+    """The instance whose iteration is composed: of any other one an iteration may be in progress."""
+    if state.params[MARK] != instance + 1:
+        raise ValueError("the rule acts on an instance whose iteration it was not asked for")
+    return np.int64(instance)
+
+
 @inner
 def admit(state, instance, slot, tokens):
     """`admit` of a request that waits there, and fits."""
@@ -155,6 +171,7 @@ def scale(view, answer):
 def compose(view, answer):
     """On pools the answer; on a mixed instance the books of the composed iteration: memory, seats, tokens."""
     state, spec = view.state, view.state.instances[view.instance]
+    state.params[MARK] = 0.0
     if spec.role != s.MIXED:
         return whole(answer) if whole(answer) == s.ALL else one_of(view, answer, 0, state.picks.size + 1)
     if spec.free_blocks < 0 or spec.running > state.config.max_num_seqs:

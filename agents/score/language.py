@@ -39,6 +39,7 @@ FIELDS = {*State._fields, *(name for one in (records.REQUEST, records.INSTANCE, 
 ARGUMENTS = {"slot": "seen", "request": "seen", "instance": "place", "target": "place", "table": "belief",
              "belief": "belief", "how": "how"}
 ACTIONS = ("admit", "allocate_slots", "preempt")
+ACTING = (*ACTIONS, "fill", "fill_least")  # on the instance that is asked for alone
 DECLARE = ("Param", "Policy", "slots")
 NODES = (
     ast.Assign, ast.AugAssign, ast.Return, ast.If, ast.While, ast.For, ast.Break, ast.Continue, ast.Pass, ast.Expr,
@@ -174,7 +175,7 @@ class _Rule(ast.NodeTransformer):
             if not isinstance(one, ast.AnnAssign) or one.value is not None or not isinstance(one.target, ast.Name) or (
                     not isinstance(one.annotation, ast.Name) or one.annotation.id not in ("float", "int", "bool")):
                 self.no(one, "a rule's class is a NamedTuple of numbers, each as in name: float")
-            if one.target.id in FIELDS or one.target.id.startswith("_"):
+            if one.target.id in (*FIELDS, "how") or one.target.id.startswith("_"):
                 self.no(one, f"a field of a rule's NamedTuple may not be called '{one.target.id}', as one of ours")
             self.own.add(one.target.id)
         self._bind(node, node.name, node)
@@ -218,6 +219,8 @@ class _Rule(ast.NodeTransformer):
         for name in self.locals:
             self._plain(node, name)
         node.body = [one if _text(one) else self.visit(one) for one in node.body]
+        if self.point == "compose":
+            node.body.insert(0, ast.Expr(_guard("begin", ast.Name("view", ast.Load()))))
         self.function, self.locals = "", set()
 
     def visit_Return(self, node: ast.Return) -> Any:
@@ -367,7 +370,7 @@ class _Rule(ast.NodeTransformer):
         state = node.args[0] if names[0] == "state" and node.args else ast.Constant(0)
         for at, one in enumerate(node.args):
             if guard := ARGUMENTS.get(names[at] if at < len(names) else ""):
-                node.args[at] = _guard(guard, state, one)
+                node.args[at] = _guard("mine" if guard == "place" and name in ACTING else guard, state, one)
         for word in node.keywords:
             if guard := ARGUMENTS.get(str(word.arg)):
                 word.value = _guard(guard, state, word.value)

@@ -103,6 +103,7 @@ WRITTEN: list[tuple[str, str, str]] = [
     ("a base class that runs", rule(top="class A(print(1)):\n    x: float\n"), "NamedTuple of numbers"),
     ("a metaclass", rule(top="class A(NamedTuple, metaclass=print):\n    x: float\n"), "NamedTuple of numbers"),
     ("a field named as the truth", rule(top="class A(NamedTuple):\n    output_tokens: int\n"), "may not be called"),
+    ("limits of its own", rule(top="class A(NamedTuple):\n    how: int\n"), "may not be called"),
     ("a parameter named as the truth", rule(top='Q = (Param("output_tokens", "x", 0, 1),)\n'), "no parameter"),
     ("more host memory by a parameter", rule(top='Q = (Param("host_gib", "x", 0, 9, default=9),)\n'), "no parameter"),
     ("memory that others reserve", rule(top='Q = (Param("reserved_blocks", "x", -9, 0),)\n'), "no parameter"),
@@ -168,6 +169,8 @@ RUN: list[tuple[str, str, str]] = [
      "does not fit|cannot have"),
     ("tokens for a request that waits", rule("slot = state.instances[0].offline_head\nif slot >= 0:\n"
                                              "    allocate_slots(state, np.int64(0), slot, 5)"), "does not run"),
+    ("another instance's iteration", rule("fill_least(state, 1 - view.instance, np.int64(9), np.int64(RECOMPUTE))"),
+     "not asked for"),
     ("preempts nobody", rule("preempt(state, np.int64(0), 4000, np.int64(RECOMPUTE))"), "does not run"),
     ("preempts in a way of its own", rule("l = FillLimits(NEVER, NEVER, NEVER, 5, 1, 1, 0, 0, 9)"), "does not exist"),
     ("an answer that was not offered", rule(
