@@ -185,10 +185,9 @@ def _curve(run: Path) -> list[list[float]]:
     """Decisions, and the reward a second of sampled actions since the update before, of a run's progress.csv."""
     with open(run / PROGRESS, encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("time/total_timesteps")]  # not those of validations
-    rewards = np.zeros(len(rows))
-    for key in rows[0] if rows else ():
-        if key.startswith("reward/") and key.endswith("_per_s"):
-            rewards += np.array([row[key] for row in rows], float)
+    keys = [key for key in (rows[0] if rows else ()) if key.startswith("reward/") and key.endswith("_per_s")]
+    rows = [row for row in rows if all(row[key] for key in keys)]  # nor those of ended episodes alone
+    rewards = np.sum([np.array([row[key] for row in rows], float) for key in keys], axis=0) if keys else []
     return [[int(row["time/total_timesteps"]), round(reward, 4)] for row, reward in zip(rows, rewards, strict=True)]
 
 
