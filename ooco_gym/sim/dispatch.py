@@ -98,17 +98,6 @@ def ask_rule(rule, view):
     return rule(view)
 
 
-@inner
-def take_side(state, mixed):
-    """Beside pools, puts the parameters of one side's policy where its rules read them."""
-    params, other = state.params[: s.PARAMS], state.params[s.RULE_PARAMS - s.PARAMS :]
-    if state.config.side == mixed:
-        return
-    state.config.side = mixed
-    for index in range(s.PARAMS):
-        params[index], other[index] = other[index], params[index]
-
-
 @inlined
 def ask(state, point, instance, slot, count, hook):
     """Takes a decision: the outside answer if there is one, else the hook's.
@@ -122,8 +111,6 @@ def ask(state, point, instance, slot, count, hook):
         pending.point = s.NO_POINT
         state.totals.decisions += 1
         return pending.answer
-    if state.config.mixed_count > 0:
-        take_side(state, instance >= 0 and state.instances[instance].role == s.MIXED)
     answer = ask_rule(hook, s.View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
     if answer == s.ASK:
         pending.point = point
@@ -133,6 +120,24 @@ def ask(state, point, instance, slot, count, hook):
         return answer
     state.totals.decisions += 1
     return answer
+
+
+@inner
+def ask_beside(state, point, instance, slot, address):
+    """As `ask`, of a mixed instance beside pools; meanwhile its policy's parameters are where rules read them."""
+    _take_side(state, 1)
+    answer = ask(state, point, instance, slot, 0, rule_at(address))
+    if answer != s.ASK:
+        _take_side(state, 0)
+    return answer
+
+
+@inner
+def _take_side(state, side):
+    params, other = state.params[: s.PARAMS], state.params[s.RULE_PARAMS - s.PARAMS :]
+    for index in range(s.PARAMS if state.config.side != side else 0):
+        params[index], other[index] = other[index], params[index]
+    state.config.side = side
 
 
 @inner
@@ -240,8 +245,6 @@ def _dispatch_mixed(state, instance, compose):
     """Composes and starts the next iteration. With asynchronous scheduling the one after it is
     composed at once (vLLM: `step_with_batch_queue`)."""
     spec = state.instances[instance]
-    if state.config.mixed_count > 0:
-        compose = rule_at(state.config.mixed_compose)
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
     if elastic(state) and spec.power != s.ON:
         if leave(state, instance):
@@ -253,7 +256,7 @@ def _dispatch_mixed(state, instance, compose):
         return _dispatch_rank(state, instance, compose)
     while spec.activity == s.IDLE or (ahead and spec.composed == 0):
         composes = spec.composed == 0
-        if composes and ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
+        if composes and _compose_mixed(state, instance, compose) == s.ASK:
             return UNANSWERED
         if spec.activity == s.MIXING:
             spec.composed = 1
@@ -265,13 +268,20 @@ def _dispatch_mixed(state, instance, compose):
     return TASK_DONE
 
 
+@inlined
+def _compose_mixed(state, instance, compose):
+    if state.config.mixed_count > 0:
+        return ask_beside(state, s.COMPOSE, instance, -1, state.config.mixed_compose)
+    return ask(state, s.COMPOSE, instance, -1, 0, compose)
+
+
 @inner
 def _dispatch_rank(state, instance, compose):
     """Composes a data-parallel rank's next iteration, which starts with the other ranks'."""
     spec, again = state.instances[instance], True
     while again:
         if spec.composed == 0:
-            if ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
+            if _compose_mixed(state, instance, compose) == s.ASK:
                 return UNANSWERED
             spec.composed = AHEAD if spec.activity == s.MIXING else NOW
         again = start_ranks(state, instance)

@@ -18,7 +18,17 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import keep_for, note_demand
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import end_run, flush_all, interrupt_step
-from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask, choose_entry, dispatch, hand_back, place_new, retry_pushes
+from ooco_gym.sim.dispatch import (
+    TASK_DONE,
+    UNANSWERED,
+    ask,
+    ask_beside,
+    choose_entry,
+    dispatch,
+    hand_back,
+    place_new,
+    retry_pushes,
+)
 from ooco_gym.sim.fleet import elastic, note_arrival, routed
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import end_mixed, stop_mixed
@@ -153,8 +163,9 @@ def _interrupt(state, instance, slot, hook):
     if not (busy_offline or spec.activity == s.MIXING) or spec.interrupted:
         return TASK_DONE
     if state.config.mixed_count > 0 and spec.activity == s.MIXING:
-        hook = rule_at(state.config.mixed_interrupt)
-    answer = ask(state, s.INTERRUPT, instance, slot, 0, hook)
+        answer = ask_beside(state, s.INTERRUPT, instance, slot, state.config.mixed_interrupt)
+    else:
+        answer = ask(state, s.INTERRUPT, instance, slot, 0, hook)
     if answer == s.ASK:
         return UNANSWERED
     if answer == s.STOP:

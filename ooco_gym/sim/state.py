@@ -94,7 +94,7 @@ DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at by default
 PARAMS = 48  # capacity for a policy's own parameters
 KEEPS = 16  # for those of a retention rule, behind them in State.params
 SCALES = 16  # for those of a scaling rule, behind these
-RULE_PARAMS = PARAMS + KEEPS + SCALES + PARAMS  # last those of the mixed instances' policy beside pools (`ask`)
+RULE_PARAMS = PARAMS + KEEPS + SCALES + PARAMS  # last those for mixed instances beside pools
 NOTES = 64  # numbers that a scaling rule may keep per group between decisions
 MEMORY = 40  # numbers that a policy may keep per instance between decisions
 LEVELS = 64  # queues of free blocks, lowest first
@@ -118,7 +118,7 @@ class State(NamedTuple):
     push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests waiting for a decode instance;
     # LANDING: those with memory there (HANDED_OVER) that cannot decode yet
     params: np.ndarray  # float64[RULE_PARAMS], the policy's own, its retention and its scaling rule's, and those of
-    # the policy of mixed instances beside pools; the latter and the policy's own change places (`dispatch.take_side`)
+    # the policy of mixed instances beside pools; the latter and the policy's own change places (`dispatch.ask_beside`)
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, except turns that wait for another
     instances: np.ndarray  # INSTANCE[m]
