@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, filterfalse
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,9 +186,10 @@ def _curve(run: Path) -> list[list[float]]:
     with open(run / PROGRESS, encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("time/total_timesteps")]  # not those of validations
     keys = [key for key in (rows[0] if rows else ()) if key.startswith("reward/") and key.endswith("_per_s")]
-    rows = [row for row in rows if all(row[key] for key in keys)]  # nor those of ended episodes alone
-    rewards = np.sum([np.array([row[key] for row in rows], float) for key in keys], axis=0) if keys else []
-    return [[int(row["time/total_timesteps"]), round(reward, 4)] for row, reward in zip(rows, rewards, strict=True)]
+    parts = [itemgetter(*keys)(row) for row in rows] if keys else []
+    rewards = {row["time/total_timesteps"]: sum(map(float, part)) for row, part in zip(rows, parts, strict=False)
+               if all(part)}  # without those of ended episodes alone
+    return [[int(decisions), round(float(reward), 4)] for decisions, reward in rewards.items()]
 
 
 def table(found: Mapping[str, Any]) -> Table:

@@ -123,7 +123,7 @@ class Replica:
     """Simulator state of one mixed instance, filled from the engine before each decision."""
 
     def __init__(self, policy: Policy | None = None) -> None:
-        self._params = np.zeros(s.PARAMS + s.KEEPS + s.SCALES)
+        self._params = np.zeros(s.RULE_PARAMS)
         self._rule, self._settings, self._tokens = 0, {}, None
         if policy is not None:
             names = [param.name for param in policy.params]
@@ -138,7 +138,7 @@ class Replica:
         self._origin_s, self._priced = math.nan, None
 
     def set(self, params: np.ndarray) -> None:
-        """Sets the rule's parameters, float64[PARAMS + KEEPS + SCALES]."""
+        """Sets the rule's parameters, float64[RULE_PARAMS]."""
         self._params, self._size = params, -1
 
     @property

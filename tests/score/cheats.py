@@ -166,7 +166,7 @@ RUN: list[tuple[str, str, str]] = [
     ("a compiled loop without end", rule(LOOP), "did not end within|processor time"),
     ("memory that is not there", rule("slot = state.instances[0].offline_head\nwhile slot >= 0:\n    admit(state, "
                                       "np.int64(0), slot, 100000)\n    slot = state.instances[0].offline_head"),
-     "does not fit|cannot have"),
+     "does not fit|cannot have|was not asked for"),
     ("tokens for a request that waits", rule("slot = state.instances[0].offline_head\nif slot >= 0:\n"
                                              "    allocate_slots(state, np.int64(0), slot, 5)"), "does not run"),
     ("another instance's iteration", rule("fill_least(state, 1 - view.instance, np.int64(9), np.int64(RECOMPUTE))"),

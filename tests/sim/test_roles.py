@@ -81,6 +81,6 @@ def test_a_change_that_cannot_be_is_refused(changes: list[dict[str, Any]], messa
 
 
 def test_mixed_instances_have_no_role_to_change() -> None:
-    with pytest.raises(UserError, match="role_changes are of pools' instances"):
+    with pytest.raises(UserError, match="role_changes are of clusters without mixed instances"):
         Scenario(cluster={"model": "qwen2_5_7b", "mixed": [{"chip": CHIP[0], "count": 3}],
                           "role_changes": [{"at_s": 1, "relaxed": 1}]}).resolve()

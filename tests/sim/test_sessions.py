@@ -17,8 +17,9 @@ from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim import state as s
 from tests.sim.episodes import setups, traces
 from tests.sim.harness import POINT_NAMES, Episode, Setup, differences, play
-from tests.sim.invariants import chain, check, check_turns, edges
+from tests.sim.invariants import chain, check_turns, edges
 from tests.sim.mixed_invariants import check_mixed
+from tests.sim.sides import check
 
 ROOT = Path(__file__).parents[2]
 MANY_EVENTS = 6000
