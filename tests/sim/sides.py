@@ -6,6 +6,7 @@ import numpy as np
 
 from ooco_gym.sim import state as s
 from tests.sim.invariants import check as check_pools
+from tests.sim.invariants import check_turns
 from tests.sim.mixed_invariants import check_mixed
 
 BY_INSTANCE = ("instances", "lanes", "ends", "gaps", "waiting_window", "memory", "blocks", "kv", "heaps", "waiting",
@@ -27,8 +28,10 @@ def side_of(state: s.State, mixed: bool) -> s.State:
     for name in ("instance", "origin", "target"):
         requests[name] = number[requests[name]]
     config.strict_from -= config.mixed_count
+    config.clients = 0  # what waits for another waits for either side's: looked at as a whole
     mine = {name: getattr(state, name)[chosen] for name in BY_INSTANCE}
-    return state._replace(requests=requests, config=config, members=state.members[:, chosen], **mine)
+    return state._replace(requests=requests, config=config, members=state.members[:, chosen],
+                          followers=state.followers[:0], turns=np.zeros_like(state.turns), **mine)
 
 
 def check(state: s.State) -> None:
@@ -36,5 +39,6 @@ def check(state: s.State) -> None:
     if state.config.mixed_count == 0:
         check_pools(state)
         return
+    check_turns(state)
     check_pools(side_of(state, False))
     check_mixed(side_of(state, True))
