@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, filterfalse
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,12 +184,13 @@ def summarised(out: Path, agents: Sequence[str]) -> dict[str, Any]:
 def _curve(run: Path) -> list[list[float]]:
     """Decisions, and the reward a second of sampled actions since the update before, of a run's progress.csv."""
     with open(run / PROGRESS, encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("time/total_timesteps")]  # not those of validations
-    keys = [key for key in (rows[0] if rows else ()) if key.startswith("reward/") and key.endswith("_per_s")]
-    parts = [itemgetter(*keys)(row) for row in rows] if keys else []
-    rewards = {row["time/total_timesteps"]: sum(map(float, part)) for row, part in zip(rows, parts, strict=False)
-               if all(part)}  # without those of ended episodes alone
-    return [[int(decisions), round(float(reward), 4)] for decisions, reward in rewards.items()]
+        rows = list(csv.DictReader(file))
+    curve = []
+    for row in rows:
+        terms = [value for key, value in row.items() if key.startswith("reward/") and key.endswith("_per_s")]
+        if row.get("time/total_timesteps") and all(terms):  # not of a validation, nor of ended episodes alone
+            curve.append([int(row["time/total_timesteps"]), round(sum(map(float, terms)), 4)])
+    return curve
 
 
 def table(found: Mapping[str, Any]) -> Table:

@@ -29,9 +29,9 @@ class Values(nn.Module):
     """The value of each action, (batch, A), by the network of the actor; its parts are named as a policy's, so that
     what is saved is read as one."""
 
-    def __init__(self, space: spaces.Dict, hidden: int) -> None:
+    def __init__(self, encoder: ObservationEncoder, hidden: int) -> None:
         super().__init__()
-        self.features_extractor = self.pi_features_extractor = ObservationEncoder(space)
+        self.features_extractor = self.pi_features_extractor = encoder
         self.mlp_extractor = CandidateScorer(self.features_extractor.layout, hidden)
 
     def forward(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -42,15 +42,18 @@ class Values(nn.Module):
 
 
 class ValuePolicy(DQNPolicy):
-    """Two `Values`, the second of which follows the first; takes the legal action of the greatest value."""
+    """Two `Values` on one encoder, the second of which follows the first; takes the legal action of the greatest value.
+
+    The encoder has no weights, only the scale of observations, which both must see alike."""
 
     def __init__(self, *args: Any, hidden: int, **kwargs: Any) -> None:
         self.hidden = hidden
         super().__init__(*args, **kwargs)
-        self.features_extractor: Any = self.q_net.features_extractor
 
     def make_q_net(self: Any) -> Any:
-        return Values(self.observation_space, self.hidden).to(self.device)
+        self.features_extractor = getattr(self, "features_extractor", None) or ObservationEncoder(
+            self.observation_space)
+        return Values(self.features_extractor, self.hidden).to(self.device)
 
     def _predict(self, obs: Any, deterministic: bool = True) -> torch.Tensor:
         return self.q_net(obs).argmax(dim=1)

@@ -25,6 +25,7 @@ from ooco_gym.resources import load_yaml, names
 RECORD, PAGE, PICTURE = ROOT / "results/benchmarks.json", ROOT / "docs/benchmarks.md", "docs/assets/benchmarks.svg"
 BEGIN = "<!-- results: of ooco-gym benchmark, written by docs/generators/benchmarks.py -->"
 TITLES = {"ppo_lagrangian": "PPO-Lagrangian", "dqn": "DQN"}
+DRAWN = "maskable_ppo"  # the agent whose curves are shown, and on record
 WIDTH, HEIGHT, SMOOTHED = 250.0, 96.0, 8  # of one plot's axes; updates in a mean
 
 
@@ -46,7 +47,7 @@ def body(record: Mapping[str, Any]) -> str:
 def picture(record: Mapping[str, Any]) -> str:
     """A small plot an environment: rewards a second while learning, a line a seed."""
     plots = [(name, _lines(curves)) for name, policies in record["environments"].items()
-             if (curves := [one for one in policies["maskable_ppo"]["curves"] if len(one) >= SMOOTHED])]
+             if (curves := [one for one in policies[DRAWN]["curves"] if len(one) >= SMOOTHED])]
     return rendered(TEMPLATES / "benchmarks.svg.j2", plots=plots, width=WIDTH, height=HEIGHT)
 
 
@@ -71,5 +72,9 @@ def write(record: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        write_json(RECORD, as_json(read_json(Path(sys.argv[1])), 5))
+        record = read_json(Path(sys.argv[1]))
+        for policies in record["environments"].values():
+            for name in set(policies) - {DRAWN}:
+                policies[name].pop("curves", None)
+        write_json(RECORD, as_json(record, 5))
     write(results("benchmarks"))

@@ -12,6 +12,7 @@ from agents.environments import make_env, training_env, windows
 from agents.evaluation.players import BatchPlayer, load_learned, play
 from agents.learning import train
 from agents.learning.callbacks import LogMetrics
+from agents.learning.imitation import play_and_scale
 from agents.learning.models import build_model
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.errors import UserError
@@ -44,6 +45,16 @@ def test_every_action_is_legal_and_each_transition_has_its_own_discount() -> Non
     drawn = buffer.sample(64)
     actions, sure = drawn.actions.numpy(), drawn.actions.numpy() != 1
     np.testing.assert_allclose(drawn.discounts.numpy()[sure], 0.9 ** np.where(actions, 0.05, 0.2)[sure], rtol=1e-6)
+
+
+def test_both_networks_see_observations_on_one_scale() -> None:
+    """What scales them is no weight, so the target's following of weights would leave it behind."""
+    model = model_on_the_double()
+    play_and_scale(model, model.env, 60, 1)
+    assert not list(model.q_net.features_extractor.parameters())
+    observation = model.policy.obs_to_tensor(model.env.reset())[0]
+    seen = [network.features_extractor(observation) for network in (model.q_net, model.q_net_target)]
+    assert (seen[0] == seen[1]).all() and model.q_net.features_extractor.cluster.moments[0].max() > 0
 
 
 def test_it_learns_and_its_run_is_played_as_any_other(tmp_path) -> None:
