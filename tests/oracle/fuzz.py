@@ -27,7 +27,8 @@ LARGEST = Case(Trace(_ONE, _ONE, _ONE), "vllm_fcfs", 10, max_num_batched_tokens=
 _LONGEST = (20, 60, 60, 500, 2600)      # tokens of prompts
 
 
-def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str) -> list[dict[str, Any]]:
+def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str,
+         capped: bool = False) -> list[dict[str, Any]]:
     """Plays random cases in each of `GROUPS` until its share of the steps is reached.
 
     Args:
@@ -35,6 +36,7 @@ def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str) -> list[dic
         steps: of the real scheduler, of all groups together.
         seed: of the cases.
         engine_version: whose schedule ours follows.
+        capped: whether two cases in three have a `long_prefill_token_threshold`.
 
     Returns:
         Of each group `policy`, `prefix_caching`, `async`, `cases`, `steps`, `identical_steps`, `identical_cases`,
@@ -42,10 +44,12 @@ def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str) -> list[dic
     """
     modes = (False, True) if engine_version in ASYNCHRONOUS else (False,)
     share = -(-steps // (len(GROUPS) * len(modes)))
-    return [_group(oracle, place, share, seed, engine_version, mode) for mode in modes for place in range(len(GROUPS))]
+    return [_group(oracle, place, share, seed, engine_version, mode, capped)
+            for mode in modes for place in range(len(GROUPS))]
 
 
-def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
+def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version: str = ENGINE_VERSIONS[0],
+              capped: bool = False) -> Case:
     """The case of these seeds: up to 40 requests."""
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
     n, block = int(draws.integers(2, 41)), int(draws.choice([16, 16, 16, 32, 64, 128]))
@@ -65,9 +69,9 @@ def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version
     slack = int(draws.choice([0, 0, 1, 3, 12, needed]))
     seats = min(tokens, int(draws.choice([2, 3, 5, 16, 40])))
     watermark = float(draws.choice([0.0, 0.0, 0.02, 0.1, 0.4])) if engine_version in ASYNCHRONOUS else 0.0
-    case = Case(trace, policy, needed + 1 + slack, seats, tokens, caching, block, engine_version, watermark=watermark)
-    capped = int(draws.choice([0, 0, 8, 30, 100, 600])) if engine_version in ASYNCHRONOUS else 0
-    return replace(case, long_prefill_token_threshold=capped)
+    most = int(draws.choice([0, 0, 8, 30, 100, 600])) if capped else 0
+    return Case(trace, policy, needed + 1 + slack, seats, tokens, caching, block, engine_version, watermark=watermark,
+                long_prefill_token_threshold=most)
 
 
 def _arrivals(draws: np.random.Generator, n: int) -> np.ndarray:
@@ -80,12 +84,13 @@ def _arrivals(draws: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _group(oracle: Oracle, place: int, steps: int, seed: int, engine_version: str,
-           asynchronous: bool) -> dict[str, Any]:
+           asynchronous: bool, capped: bool) -> dict[str, Any]:
     policy, caching = GROUPS[place]
     cases = made = identical = same = preemptions = 0
     first, begun = None, time.perf_counter()
     while made < steps:
-        case = replace(fuzz_case((seed, place, cases), policy, caching, engine_version), asynchronous=asynchronous)
+        case = replace(fuzz_case((seed, place, cases), policy, caching, engine_version, capped),
+                       asynchronous=asynchronous)
         found = agreement(oracle.play(case), simulate(case))
         cases += 1
         made += found.steps
