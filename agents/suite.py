@@ -21,8 +21,7 @@ from agents.evaluation.evaluate import depends_on, jobs_of, play_job
 from agents.evaluation.players import function_of, load_learned
 from agents.score.command import score
 from agents.score.program import write_program
-from agents.score.windows import arranged, scores
-from agents.search.episodes import Field
+from agents.score.windows import METRICS, arranged, scores, simulated
 from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, unknown
@@ -38,8 +37,6 @@ from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
 OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
-# Of a window: offline service (reference GPU-s/s), online requests that violate, and all; by its key in a summary.
-METRICS = {"service": "offline_reference_gpu_s_per_s", "violated": "online_violated", "arrived": "online_arrived"}
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -49,8 +46,7 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: an unknown action or task, a policy that cannot run, or a file that is no result.
     """
     config = plain(cfg)
-    actions: dict[str, Any] = {"run": _run, "table": _table, "score": score,
-                               "program": write_program}
+    actions: dict[str, Any] = {"run": _run, "table": _table, "score": score, "program": write_program}
     if config["action"] not in actions:
         raise unknown("action of ooco-gym suite", config["action"], actions)
     return {"command": "suite", "action": config["action"], **actions[config["action"]](config, Path(config["out"]))}
@@ -128,7 +124,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
     if _simulated(policy):
         if get_policy(policy).prepare is None:
             get_policy(policy).vector()  # raises if a parameter has no value
-        asked = env, changes, list(suite["seeds"]), count, policy
+        asked = suite, task, policy, list(suite["seeds"])[:count]
         on = [*asked, file_stamps([env, changes]), policy_identity(policy)]
         return next(in_processes(_simulated_metrics, [asked], 1, cache=cache, depends=lambda _: on))
     if changes:  # as a scenario, in which a share of the peak is a factor on the rate
@@ -146,10 +142,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
 
 
 def _simulated_metrics(asked: tuple[Any, ...]) -> dict[str, list[float]]:
-    """Simulates windows under one policy, in threads; returns `METRICS` of each."""
-    env, changes, seeds, count, policy = asked
-    outcome = Field(env, [changes], "suite.tasks", seeds, count).play([policy])[0]
-    return {key: outcome[key].tolist() for key in METRICS}
+    return simulated(*asked)
 
 
 def _digest(value: Any) -> str:

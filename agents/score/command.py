@@ -2,8 +2,7 @@
 
 The file is read once and hashed. What runs is its text with guards (`agents.score.language`), in a process that is
 locked before it is told which windows it is scored on (`agents.score.sandbox`); the seed of held-out windows is drawn
-after that. A plain Python function gets observations and has no simulator in its process at all. The child says what
-each window served and violated; scores, intervals and words are the parent's.
+after that. The child says what each window served and violated; scores, intervals and words are the parent's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from agents.score.language import LONGEST, checked
 from agents.score.sandbox import Child, Limits, Lock
-from agents.score.windows import METRICS, field_of, scores
+from agents.score.windows import METRICS, scores, simulated
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, cache_path, write_json
 from ooco_gym.own_code import module_of_file, tell
@@ -29,7 +28,6 @@ from ooco_gym.policy.decisions import addresses
 from ooco_gym.policy.registry import list_policies, split_name
 from ooco_gym.report import percent
 from ooco_gym.schema import number, whole
-from ooco_gym.study.population import Candidate
 from ooco_gym.study.runs import in_processes, policy_identity
 from ooco_gym.version import __version__
 
@@ -37,7 +35,7 @@ SCHEMA, SCORE_FILE, HELD_OUT = "ooco-gym/score/1", "score.json", "held_out"
 
 
 class Rule(NamedTuple):
-    """A rule as it was given: its name, digest, track, and what runs it (`sandbox.Child`'s work); `policy` of ours."""
+    """A rule as it was given: its name, digest, track, and what runs it (`sandbox.Child`'s work)."""
 
     name: str
     sha256: str
@@ -68,7 +66,7 @@ def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
     compile_s, play_s = (number(f"score.{key}", config["score"][key], 0.1) for key in ("compile_s", "play_s"))
     reference = str(suite["tracks"][rule.track]["reference"])
     for task in tasks:  # all modules, chips and compiled functions, before the fork
-        _outcomes(({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1]))
+        simulated({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1])
     addresses(Policy("", mixed=rule.track == "mixed").hooks())  # what a rule without them uses
     child = Child(rule.work, Limits(compile_s, compile_s + play_s))
     try:
@@ -117,14 +115,7 @@ def _depends(asked: tuple[Any, ...]) -> Any:
 
 
 def _outcomes(asked: tuple[Any, ...]) -> dict[str, list[float]]:
-    """`METRICS` of a policy by name on windows of a task."""
-    suite, task, policy, seeds = asked
-    return _played(suite, task, get_policy(policy), seeds)
-
-
-def _played(suite: Mapping[str, Any], task: str, policy: Policy, seeds: list[int]) -> dict[str, list[float]]:
-    outcome = field_of(suite, task, seeds).population.play([Candidate(policy)])[0]
-    return {key: outcome[key].tolist() for key in METRICS}
+    return simulated(*asked)
 
 
 def _plausible(played: Any, references: Mapping[str, Any]) -> None:
@@ -215,7 +206,7 @@ def _play(policy: Policy, receive: Any, send: Any, lock: Lock) -> Any:
     addresses(policy.hooks())
     send({"isolation": lock.close()})
     asked = receive()
-    return {task: _played(asked["suite"], task, policy, asked["seeds"]) for task in asked["tasks"]}
+    return {task: simulated(asked["suite"], task, policy, asked["seeds"]) for task in asked["tasks"]}
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

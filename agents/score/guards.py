@@ -6,11 +6,12 @@ A wrong one raises, and the run ends: what an engine would not have offered is n
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.policy.policy import MIXED_FROM
 from ooco_gym.sim import state as s
 from ooco_gym.sim import step_actions as act
 from ooco_gym.sim.costs import length
 
-MARK = s.PARAMS + s.KEEPS + s.SCALES - 1  # in State.params, which a rule cannot write: 1 + the instance it composes
+MARK = MIXED_FROM - 1  # in State.params, which a rule cannot write: 1 + the instance it composes
 LONGEST_US = 10**13  # of an answer to `retain`, in microseconds
 
 

@@ -61,9 +61,8 @@ class Lock:
     def __init__(self, limits: Limits) -> None:
         self._limits, self.names = limits, ["process", "limits", "audit hook"]
 
-    def close(self, writes: Path | None = None, python: bool = False) -> list[str]:
-        """Locks for good; a second call locks further. `writes`: the only folder that may still be written; `python`:
-        whether Python of the rule's runs, beside which nothing needs ctypes.
+    def close(self, writes: Path | None = None) -> list[str]:
+        """Locks for good; a second call locks further. `writes`: the only folder that may still be written.
 
         Returns:
             The names of what holds.
@@ -73,16 +72,15 @@ class Lock:
                 self.names.append(name)
         if writes is None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-            refused = (*REFUSED, "ctypes.", "import") if python else REFUSED
-            sys.addaudithook(lambda event, arguments: _refuse(event, arguments, refused))
+            sys.addaudithook(_refuse)
         return self.names
 
 
-def _refuse(event: str, arguments: Any, refused: tuple[str, ...]) -> None:
+def _refuse(event: str, arguments: Any) -> None:
     """The audit hook of the closed child."""
     writes = event == "open" and (not isinstance(arguments[0], str | bytes) or (arguments[2] or 0) & (
         os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
-    if writes or event.startswith(refused):
+    if writes or event.startswith(REFUSED):
         raise PermissionError(f"a rule may not do this: {event}")
 
 

@@ -10,9 +10,12 @@ import numpy as np
 from agents.search.episodes import Field
 from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
+from ooco_gym.policy import Policy
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.study.population import Candidate
 
-METRICS = ("service", "violated", "arrived")  # of a window: reference GPU-s/s, online requests that violate, and all
+# Of a window: offline service (reference GPU-s/s), online requests that violate, and all; by its key in a summary.
+METRICS = {"service": "offline_reference_gpu_s_per_s", "violated": "online_violated", "arrived": "online_arrived"}
 
 
 def arranged(suite: Mapping[str, Any], task: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -30,6 +33,13 @@ def field_of(suite: Mapping[str, Any], task: str, seeds: list[int]) -> Field:
     """A task's windows, one of each seed."""
     env, changes = arranged(suite, task)
     return Field(env, [changes], "suite.tasks", seeds, len(seeds))
+
+
+def simulated(suite: Mapping[str, Any], task: str, policy: str | Policy, seeds: list[int]) -> dict[str, list[float]]:
+    """Simulates a task's windows under one policy, in threads; returns `METRICS` of each."""
+    field = field_of(suite, task, seeds)
+    outcome = field.population.play([Candidate(field.policy(policy) if isinstance(policy, str) else policy)])[0]
+    return {key: outcome[key].tolist() for key in METRICS}
 
 
 def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],

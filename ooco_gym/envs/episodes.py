@@ -415,12 +415,12 @@ class Episodes:
 
 def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy, config: EpisodeConfig) -> None:
     """Raises UserError if none of the environment's decisions can come up, whatever the load."""
-    if base_policy.mixed_by is not None:
-        raise UserError(f"base policy '{spelling_of(base_policy)}': environments have mixed instances, or relaxed and "
-                        "strict ones, not both; leave out mixed=…")
+    cluster = config.scenario.load_cluster()
+    if base_policy.mixed_by is not None or (cluster.mixed and cluster.relaxed):
+        raise UserError(f"base policy '{spelling_of(base_policy)}' on cluster '{cluster.name}': environments have mixed "
+                        "instances, or relaxed and strict ones, not both; use for example pair_7b with ooco")
     if len(config.clusters()) > 1:
         return  # windows have different clusters
-    cluster = config.scenario.load_cluster()
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
     wrong_pools = not cluster.mixed and bool(kinds & engines or kinds == {s.ROUTE})  # no decision of an engine
     if not wrong_pools and any(_may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):

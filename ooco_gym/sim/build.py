@@ -371,7 +371,8 @@ def _charge_host(state: s.State, truths: int, sim: SimConfig, async_scheduling: 
 
 def _fill_roles(state: s.State, sim: SimConfig, entries: int, first_target: int) -> None:
     config, mixed = state.config, int((state.instances["role"] == s.MIXED).sum())
-    config.mixed_count, config.strict_from = mixed % state.instances.size, entries
+    config.mixed_count = mixed if mixed < state.instances.size else 0  # those beside pools
+    config.strict_from = entries
     config.relaxed_count = config.wanted_relaxed = entries - config.mixed_count
     config.first_target = first_target
     if sim.role_changes:
