@@ -417,8 +417,8 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
     """Raises UserError if none of the environment's decisions can come up, whatever the load."""
     cluster = config.scenario.load_cluster()
     if base_policy.mixed_by is not None or (cluster.mixed and cluster.relaxed):
-        raise UserError(f"base policy '{spelling_of(base_policy)}' on cluster '{cluster.name}': environments have mixed "
-                        "instances, or relaxed and strict ones, not both; use for example pair_7b with ooco")
+        raise UserError(f"base policy '{spelling_of(base_policy)}' on cluster '{cluster.name}': environments have "
+                        "mixed instances, or relaxed and strict ones, not both; use for example pair_7b with ooco")
     if len(config.clusters()) > 1:
         return  # windows have different clusters
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)

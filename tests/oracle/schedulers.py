@@ -81,17 +81,17 @@ class Oracle:
         np.savez(path, **tables)
         self.version = self._driver.ask({"do": "tables", "file": str(path)})["vllm"]
 
-    def play(self, case: Case) -> dict[str, np.ndarray]:
-        """Schedules a case to its end.
+    def play(self, case: Case, order: str = "play") -> dict[str, np.ndarray]:
+        """Schedules a case to its end (`play`), or gives it to the block pools of a pair (`play_sides`).
 
         Returns:
             As `oracle_driver.play`: the steps, and of each request `first_token_ps`, `finish_ps`, `cached_tokens`,
-            `preemptions`.
+            `preemptions`; or as `oracle_driver.sides`.
         """
         given, made = self._folder / "case.npz", self._folder / "played.npz"
         columns: dict[str, Any] = case.columns()
         np.savez(given, **columns)
-        self._driver.ask({"do": "play", "case": str(given), "settings": case.settings(), "out": str(made)})
+        self._driver.ask({"do": order, "case": str(given), "settings": case.settings(), "out": str(made)})
         with np.load(made) as file:
             return {key: file[key] for key in file.files}
 

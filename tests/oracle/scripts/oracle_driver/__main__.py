@@ -1,7 +1,8 @@
 """Takes orders as lines of JSON on stdin and answers each with one line on what was stdout.
 
 `{"do": "tables", "file": …}` gives the clock its cost tables; `{"do": "play", "case": …, "settings": …, "out": …}`
-schedules a case and writes what came of it; `stop`. Files are NumPy's .npz. What vLLM prints goes to stderr.
+schedules a case and writes what came of it; `play_sides` gives it to the block pools of a pair; `stop`. Files are
+NumPy's .npz. What vLLM prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ class _Oracle:
         found = play(scheduler, self._clock, _read(order["case"]), order["settings"])
         np.savez(order["out"], **found)
         return {"steps": len(found["start_ps"]), "wall_s": time.perf_counter() - begun}
+
+    def play_sides(self, order: dict[str, Any]) -> dict[str, Any]:
+        from .sides import play_sides
+
+        managers = [self._factory.scheduler(order["settings"]).kv_cache_manager for _ in range(2)]
+        found = play_sides((managers[0], managers[1]), _read(order["case"]), order["settings"])
+        np.savez(order["out"], **found)
+        return {"requests": len(found["found_0"])}
 
 
 def _mend_torch() -> None:
