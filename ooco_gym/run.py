@@ -38,6 +38,7 @@ class RunRecord:
     start_tokens: np.ndarray | None = None  # int32[n], `Edge.computed_tokens` at the window's start
     job: np.ndarray | None = None  # int64[n], `Trace.job`
     least_ps: np.ndarray | None = None  # int64[2, n], `sim.build.least_ps`
+    tides: np.ndarray | None = None  # `State.tides` of the intervals that are over; None of a fixed fleet
 
     @property
     def arrival_window_s(self) -> tuple[float, float]:

@@ -395,7 +395,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
               state.due_ps if state.due_ps.size else None, simulation.turns,
               int(state.tier["blocks"].sum()) if state.tier.size else None,
               (start_s, min(simulation.window_s[1], end_s)), edges[1].since(edges[0]), edges[0].computed_tokens,
-              simulation.job, simulation.least_ps)
+              simulation.job, simulation.least_ps,
+              state.tides[:, : state.fleet.intervals] if state.units.size else None)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run

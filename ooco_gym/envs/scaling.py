@@ -19,6 +19,7 @@ from ooco_gym.envs.vector import register
 from ooco_gym.policy import scaling as f
 from ooco_gym.policy.policy import Policy
 from ooco_gym.sim import state as s
+from ooco_gym.sim.fleet import used_chip_s
 
 CHANGES = (-2, -1, 0, 1, 2)
 SHORT_S, LONG_S = 120.0, 600.0
@@ -84,12 +85,7 @@ def observe_fleet(state, buffers, i):
 @reading
 def paid(state, instance):
     """Minus the chip-seconds that were paid for."""
-    total = 0.0
-    for each in range(state.units.size):
-        unit = state.units[each]
-        used = unit.used_ps + (state.clock.now_ps - unit.begun_ps if state.instances[each].power != s.OFF else 0)
-        total += state.groups[unit.group].chips * (used / s.PS_PER_S)
-    return -total
+    return -used_chip_s(state)
 
 
 DECISION = Decision(

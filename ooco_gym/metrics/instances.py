@@ -13,6 +13,8 @@ from ooco_gym.sim.edges import KINDS
 from ooco_gym.sim.memory import PS_PER_US
 from ooco_gym.sim.state import PS_PER_S, ROLE_NAMES
 
+PARTS = 24  # of a window, of an elastic fleet over time
+
 
 def instance_metrics(run: RunRecord) -> list[dict[str, Any]]:
     """Returns metrics of each instance in the window; data-parallel instances also have their
@@ -90,7 +92,18 @@ def fleet_metrics(run: RunRecord) -> dict[str, Any]:
     prices = [pool.price_per_chip_hour for pool in pools for _ in range(pool.ranks)]
     if None not in prices:
         found["per_hour"] = float((np.array(prices) * chips * used_s).sum()) / window_s
-    return {"fleet": found}
+    return {"fleet": {**found, "over_time": _over_time(run)}}
+
+
+def _over_time(run: RunRecord) -> dict[str, list[float]]:
+    """Returns by equal parts of the window, of a day by hours: its begin, the chips paid for, online arrivals."""
+    assert run.tides is not None
+    edges_s = np.linspace(*run.window_s, 1 + PARTS)
+    known_s = run.scenario.cluster.scale_interval_s * np.arange(1 + run.tides.shape[1])
+    found = {"t_s": (edges_s[:-1] - edges_s[0]).tolist()}
+    for name, sums in (("chips", run.tides[4]), ("online_per_s", run.tides[0].cumsum())):
+        found[name] = (np.diff(np.interp(edges_s, known_s, np.append(0.0, sums))) / np.diff(edges_s)).tolist()
+    return found
 
 
 def offloading_metrics(run: RunRecord) -> dict[str, Any]:

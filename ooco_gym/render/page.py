@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def outcome_of(run: RunRecord, summary: Row, label: str, notes: Sequence[str] = 
     wanted = [one for one in RUN_METRICS if one in known and not (batch and one.startswith("online."))]
     rows = compare({key: [summary]}, metrics_of([summary["params"]], wanted, batch), key, budget)
     return Outcome(load_title(scenario["workload"], [key[1]], [summary["seed"]]), rows, None, budget, notes=notes,
-                   intervals=interval_words(1), plots=plots_of(summary, run, label, budget))
+                   intervals=interval_words(1),
+                   plots=[*fleet_over_time({label: [summary]}), *plots_of(summary, run, label, budget)])
 
 
 def policy_words(config: Row) -> str:
@@ -194,6 +196,32 @@ def plots_of(summary: Row, run: RunRecord, label: str, budget: float) -> list[Pl
         promised = [curve("", [0.0, window_s / unit_s], [factor * limit] * 2, -1, "dashes") for limit in sorted(limits)]
         plots.append(plot(title, [*promised, curve(label, middles, values)], axis, log="y" if of is not None else ""))
     return plots
+
+
+def mean_fleet(runs: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Returns the means over seeds of `fleet.over_time` of the summary."""
+    parts = [one["fleet"]["over_time"] for one in runs]
+    return {key: np.array(list(map(itemgetter(key), parts))).mean(axis=0) for key in parts[0]}
+
+
+def fleet_over_time(runs: Mapping[str, Sequence[Row]]) -> list[Plot]:
+    """Returns a plot of the chips that each policy's elastic fleet pays for, means over seeds, above the load (dashed,
+    on the right); none of fixed fleets."""
+    fleets = {name: mean_fleet(each) for name, each in runs.items() if "fleet" in each[0]}
+    if not fleets:
+        return []
+    first = next(iter(fleets.values()))
+    unit_s, axis = _axis(float(next(iter(runs.values()))[0]["window_s"]))
+    x = first["t_s"] / unit_s
+    load, chips = curve("", x, first["online_per_s"], -1, "dashes", yaxis="y2"), []
+    for colour, (policy, one) in enumerate(fleets.items()):
+        chips.append(curve(policy, x, one["chips"], colour))
+        chips[-1]["line"]["shape"] = "hv"
+    found = plot("Chips paid for; dashed: online requests that arrive", [load, *chips], axis, "chips",
+                 yaxis_rangemode="tozero")
+    found["layout"]["yaxis2"] = {"title": {"text": "requests/s", "standoff": 8}, "overlaying": "y", "side": "right",
+                                 "showgrid": False, "rangemode": "tozero", "automargin": True}
+    return [found]
 
 
 def depths(run: RunRecord) -> list[Plot]:

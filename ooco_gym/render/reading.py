@@ -8,7 +8,7 @@ from ooco_gym.metrics.statistics import apart, interval_words, paired_interval
 from ooco_gym.metrics.summary import infeasible_words
 from ooco_gym.render.metrics import COMPUTED, LATE, SERVED, Row, compare, heading
 from ooco_gym.render.outcome import WORDS, Outcome
-from ooco_gym.render.page import load_title
+from ooco_gym.render.page import fleet_over_time, load_title
 from ooco_gym.report import curve, joined, percent, plot, with_interval
 from ooco_gym.report.pages import Plot
 from ooco_gym.report.templates import sentence
@@ -27,7 +27,8 @@ def compared(summary: Row, config: Row) -> Outcome:
     intervals = "" if summary.get("played") and len(seeds) == 1 else interval_words(len(seeds))
     clusters = [str(row["cluster"]) for row in rows if row.get("cluster")]
     return Outcome(load_title(summary["scenario"]["workload"], clusters, seeds), rows, summary["baseline"],
-                   float(config["violation_budget"]), intervals=intervals, notes=summary.get("notes") or ())
+                   float(config["violation_budget"]), intervals=intervals, notes=summary.get("notes") or (),
+                   plots=fleet_over_time(summary["runs"]))
 
 
 def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:

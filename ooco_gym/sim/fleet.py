@@ -85,6 +85,17 @@ def wake_engine(state, instance, slot):
         add_task(state, s.INTERRUPT_FOR, instance, slot)
 
 
+@inner
+def used_chip_s(state):
+    """Chip-seconds that have been paid for so far."""
+    total = 0.0
+    for instance in range(state.units.size):
+        unit = state.units[instance]
+        used = unit.used_ps + (state.clock.now_ps - unit.begun_ps if state.instances[instance].power != s.OFF else 0)
+        total += state.groups[unit.group].chips * (used / s.PS_PER_S)
+    return total
+
+
 # --- Changes of state -----------------------------------------------------------------------------------------------
 @inner
 def start(state, instance):

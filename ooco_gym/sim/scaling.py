@@ -7,7 +7,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask
-from ooco_gym.sim.fleet import change, drain, holder, schedule_clock, start, turn_off, wake_engine
+from ooco_gym.sim.fleet import change, drain, holder, schedule_clock, start, turn_off, used_chip_s, wake_engine
 from ooco_gym.sim.queues import add_dispatch, add_task, dequeue, enqueue_by_arrival
 
 
@@ -34,6 +34,7 @@ def _close_interval(state):
         tide = state.tides[:, fleet.intervals]
         tide[0], tide[1] = fleet.online_arrived, fleet.online_tokens
         tide[2], tide[3] = fleet.offline_arrived, fleet.offline_tokens
+        tide[4] = used_chip_s(state)
         fleet.intervals += 1
     fleet.online_arrived, fleet.online_tokens = 0, 0
     fleet.offline_arrived, fleet.offline_tokens = 0, 0

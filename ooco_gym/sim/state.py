@@ -155,7 +155,8 @@ class State(NamedTuple):
     fleet: Fleet
     groups: np.ndarray  # GROUP[g] of an elastic fleet; else GROUP[0]
     units: np.ndarray  # UNIT[m] of an elastic fleet; else UNIT[0]
-    tides: np.ndarray  # float64[4, intervals], online arrivals and their prompt tokens, then offline ones, by interval
+    tides: np.ndarray  # float64[5, intervals], online arrivals and their prompt tokens, then offline ones, by interval;
+    # chip-seconds paid for until its end
     notes: np.ndarray  # float64[g, NOTES], the scaling rule's own
     foreseen: np.ndarray  # float64[2, intervals], prompt and output tokens to come online, for bounds; else [2, 0]
     weights: np.ndarray  # float64[k], weights of a learned rule (`Policy.weights`); empty for others
@@ -249,7 +250,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
         Fleet.zeros(), np.zeros(pool.groups, GROUP), np.zeros(n_instances if pool.groups else 0, UNIT),
-        np.zeros((4, pool.intervals)), np.zeros((pool.groups, NOTES)), np.zeros((2, pool.foreseen)),
+        np.zeros((5, pool.intervals)), np.zeros((pool.groups, NOTES)), np.zeros((2, pool.foreseen)),
         np.zeros(pool.weights),
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)), np.zeros(n_requests if pool.clients else 0, np.int32),

@@ -131,3 +131,19 @@ def test_a_policy_is_called_as_it_was_asked_for() -> None:
 def test_what_left_names_what_takes_its_place(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_page_of_an_elastic_fleet() -> None:
+    """The chips over time add up to those paid for, and the load to the requests that arrived."""
+    group = {"chip": "h100", "min": 1, "max": 2, "start_s": 5}
+    cluster = {"name": "two", "model": "llama_3_1_8b", "mixed": [group], "scale_interval_s": 5}
+    rises = Scenario(cluster=cluster, workload="azure_code", rate_scale=0.3, duration_s=240.0, start_s=43200.0)
+    run = simulate(rises, "deadline:scale=planner_sla,scale.interval_s=5,scale.utilization=0.1")
+    summary = {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
+    over, title = summary["fleet"]["over_time"], "Chips paid for; dashed: online requests that arrive"
+    assert len(over["t_s"]) == 24 and over["t_s"][1] == 10.0 and len(set(over["chips"])) > 1
+    assert np.mean(over["chips"]) == pytest.approx(summary["fleet"]["chips"])
+    assert sum(over["online_per_s"]) * 10.0 == pytest.approx(summary["online"]["arrived"])
+    plots = {one["title"]: one for one in outcome_of(run, summary, "ours").plots}
+    load, chips = plots[title]["data"]
+    assert load["y"] == over["online_per_s"] and load["yaxis"] == "y2" and chips["y"] == over["chips"]

@@ -62,7 +62,8 @@ def test_one_burst_and_a_second_instance() -> None:
     state = at(episode, 40.0)
     assert state.instances["power"].tolist() == [s.ON, s.OFF] and state.units["used_ps"].tolist() == [0, 30 * S]
     assert (state.requests["instance"] == 0).all() and (state.requests["status"] == s.FINISHED).all()
-    assert state.tides[:, :4].tolist() == [[0, 20, 0, 0], [0, 20_000, 0, 0], [0] * 4, [0] * 4]
+    assert state.tides[:4, :4].tolist() == [[0, 20, 0, 0], [0, 20_000, 0, 0], [0] * 4, [0] * 4]
+    assert state.tides[4, :4].tolist() == [10.0, 30.0, 50.0, 70.0]  # chip-seconds: from 10 s on two are paid for
 
 
 def test_a_started_instance_serves_from_its_time_on() -> None:
