@@ -146,7 +146,7 @@ class Cluster(Model):
         named = {"name": title_of(raw if isinstance(value, Mapping) else value)}
         raw = {**raw, **{role: raw.get(role) or () for role in ROLES}}
         raw.setdefault("kv_fraction", GPU_MEMORY_UTILIZATION.get(str(raw.get("memory", "fraction")), 0.9))
-        return cls.read({"name": "custom", **raw}, cls.PLACE.format_map(named))
+        return cls.read({**named, **raw}, cls.PLACE.format_map(named))
 
     def validate(self, where: str) -> None:
         pools = (*self.relaxed, *self.strict)

@@ -129,7 +129,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
         if head.endswith((".py", ".yaml", ".yml")) or not ("/" in head or exists(head)):
             return as_mapping(value)  # knows current and removed names
     if value.endswith((".yaml", ".yml")) and (group != "workload" or exists(value) or not re.search("[+*]", value)):
-        return load_yaml(group, value)
+        return {**({"name": value} if group == "cluster" else {}), **load_yaml(group, value)}
     if exists(value) or (head.endswith(".py") and exists(head)):
         return {PLAIN: value}
 
