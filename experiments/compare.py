@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ooco_gym.metrics.costs import cost_metrics, price_of
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
-from ooco_gym.render.metrics import FLEET, JOBS, compare, metrics_of
+from ooco_gym.render.metrics import FLEET, GOODPUT, JOBS, compare, metrics_of
 from ooco_gym.render.page import conditions, conditions_table, percentiles
 from ooco_gym.render.reading import compared
 from ooco_gym.report import joined
@@ -57,7 +57,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
     known = set[str].intersection(*(set(flat(run)) for runs in summaries.values() for run in runs))
-    asked_of_jobs = [one for one in (*JOBS, *FLEET) if one in known and one not in options["metrics"]]
+    asked_of_jobs = [one for one in (*GOODPUT, *JOBS, *FLEET) if one in known and one not in options["metrics"]]
     metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *asked_of_jobs, *options["metrics"]],
                          batch)
     rows = compare(named, metrics, next(key for key in named if key[0] == baseline), float(options["violation_budget"]))

@@ -41,6 +41,11 @@ class RunRecord:
     tides: np.ndarray | None = None  # `State.tides` of the intervals that are over; None of a fixed fleet
 
     @property
+    def leaves(self) -> bool:
+        """Whether classes let requests leave before they are done."""
+        return any(one.leaves for one in self.scenario.classes)
+
+    @property
     def arrival_window_s(self) -> tuple[float, float]:
         """Start and end of the time in which arriving requests count; for a trace simulated to its
         last request's end, the window is longer."""

@@ -34,7 +34,7 @@ from ooco_gym.sim.edges import Edge, edge_of
 from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.sim.retention import LONGEST_US
 from ooco_gym.workload import Trace, merge, sharing_ratio
-from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
+from ooco_gym.workload.classes import check_deadlines, patience_s, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import open_note
 from ooco_gym.workload.sharing import shared_tokens
@@ -182,7 +182,8 @@ class Simulation:
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
-                                 weights=self.policy.weights, turns=self.turns, job=self.job)
+                                 weights=self.policy.weights, turns=self.turns, job=self.job,
+                                 patience_s=_patience_of(self.scenario, trace))
         self.state.config.learns_lengths = learns
         self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen)
         if self.scenario.from_file:
@@ -262,6 +263,15 @@ class Simulation:
     def rule_answer(self) -> int:
         """Returns the policy's own answer to the pending decision."""
         return answer_of(self.state, self.policy)
+
+
+def _patience_of(scenario: ResolvedScenario, trace: Trace) -> np.ndarray | None:
+    """When requests leave (`patience_s`); raises UserError if they cannot leave where they are served."""
+    found, cluster = patience_s(trace, scenario.classes, scenario.seed), scenario.cluster
+    if found is not None and cluster.roles != ROLES[2:]:
+        raise UserError("timeout_s, abort_share and expires of classes let requests leave mixed instances alone, and "
+                        f"cluster '{cluster.name}' has {joined(cluster.roles)} instances")
+    return found
 
 
 def with_rules(policy: Policy, cluster: Cluster) -> Policy:

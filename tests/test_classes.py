@@ -44,7 +44,7 @@ def play(tmp_path: Path, rows: Sequence[Row], names: Sequence[str], classes: Any
 
 def schedule(run: Run) -> dict[str, Any]:
     """All that was done, without what the classes are called."""
-    summary = {key: value for key, value in run.summary.items() if key not in ("classes", "wall_s")}
+    summary = {key: value for key, value in run.summary.items() if key not in ("classes", "goodput", "wall_s")}
     return {"requests": run.requests.tobytes(), "instances": run.instances.tobytes(), "itl": run.itl.tobytes(),
             "summary": summary}
 

@@ -24,7 +24,7 @@ from ooco_gym.envs.custom import reading_at
 from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.memory import late_area
 from ooco_gym.sim.sessions import rows_arrived
-from ooco_gym.sim.state import FINISHED, LEAVING, MIXED, MOVING, PS_PER_S, PUSH_WAITING, REJECTED, RESIDENT
+from ooco_gym.sim.state import ABORTED, FINISHED, LEAVING, MIXED, MOVING, PS_PER_S, PUSH_WAITING, REJECTED, RESIDENT
 
 TERMS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
 COSTS = ("ttft", "tpot")  # terms that count SLO violations: info["cost_<term>"]
@@ -154,7 +154,7 @@ def work_done(state):
     for slot in range(rows_arrived(state)):
         request = state.requests[slot]
         status = request.status
-        if request.online or status in (FINISHED, REJECTED):
+        if request.online or status in (FINISHED, REJECTED, ABORTED):
             continue
         held = status in (RESIDENT, LEAVING, MOVING, PUSH_WAITING)
         if not held and request.generated_tokens == 0:

@@ -48,6 +48,8 @@ def cost_metrics(summary: Mapping[str, Any], chips: float, price: float | None) 
     late, goodput = online["violation_rate"], None
     if late is not None:
         goodput = online["arrived"] * (1 - late) / summary["arrivals_s"]
+    if "aborted" in summary:  # some that kept their SLOs until they left
+        goodput = summary["goodput"]["online_requests_per_s"]
     found = {"chips": chips, "chip_hours_per_million_tokens": hours, "goodput_per_s": goodput}
     if price is not None:
         found["per_hour"] = chips * price

@@ -8,7 +8,7 @@ import numpy as np
 
 from ooco_gym.metrics.quality import end_ps_of, mean, quantile
 from ooco_gym.run import RunRecord
-from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S
+from ooco_gym.sim.state import ABORTED, FINISHED, NEVER, PS_PER_S
 from ooco_gym.workload.sessions import in_order
 from ooco_gym.workload.trace import NO_SESSION
 
@@ -18,7 +18,7 @@ def job_metrics(run: RunRecord) -> dict[str, Any]:
 
     A job's completion time is from that arrival to the end of its last request; its slow-down is this over the least
     that it takes on an idle cluster, thinking included. Metrics that are lower bounds, since jobs were not done when
-    the run ended, are in `censored`.
+    the run ended, are in `censored`. Jobs of which a request has left are in `left` alone.
     """
     if run.job is None:
         return {}
@@ -32,6 +32,10 @@ def job_metrics(run: RunRecord) -> dict[str, Any]:
     np.logical_and.at(done, place, requests["status"][mine] == FINISHED)
     first = requests["arrival_ps"][mine] == begin[place]
     np.logical_or.at(counts, place, first & (requests["counted"][mine] == 1))
+    gone = np.zeros(count, bool)
+    np.logical_or.at(gone, place, requests["status"][mine] == ABORTED)
+    left = {"left": int((counts & gone).sum())} if run.leaves else {}
+    arrived, counts = int(counts.sum()), counts & ~gone
     took_s = np.where(done, end - begin, np.maximum(end_ps_of(run) - begin, 0))[counts] / PS_PER_S
     exact, found, censored = done[counts], {}, list[str]()
     values = {"completion": ("_s", took_s)}
@@ -43,7 +47,7 @@ def job_metrics(run: RunRecord) -> dict[str, Any]:
                                       ("p99", quantile(of, exact, 0.99))):
             found[f"{name}_{label}{unit}"] = value
             censored += [f"{name}_{label}{unit}"] * bound
-    return {"jobs": {"arrived": len(took_s), "done": int(exact.sum()), **found, "censored": censored}}
+    return {"jobs": {"arrived": arrived, "done": int(exact.sum()), **left, **found, "censored": censored}}
 
 
 def _least_ps(run: RunRecord, mine: np.ndarray, place: np.ndarray, count: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen
-from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.sim.state import FINISHED, PS_PER_S
 
 
 def kept_up_metrics(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
@@ -41,8 +41,8 @@ def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarra
     the end.
     """
     first_s, finish_s = requests["first_token_ps"] / PS_PER_S, requests["finish_ps"] / PS_PER_S
-    whole = requests["finish_ps"] > 0
-    last_s = np.where(whole, finish_s, end_s)
+    whole = requests["status"] == FINISHED
+    last_s = np.where(requests["finish_ps"] > 0, finish_s, end_s)
     passed = np.clip((at_s - first_s) / np.maximum(last_s - first_s, 1e-9), 0.0, 1.0)
     output = np.where(whole, requests["output_tokens"], requests["generated_tokens"]) * passed
     begun = (requests["first_token_ps"] > 0) & (first_s <= at_s)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen
 from ooco_gym.run import RunRecord
-from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
+from ooco_gym.sim.state import ABORTED, FINISHED, NEVER, PS_PER_S, REJECTED
 
 WORST_WINDOW_S = 600.0
 WORST_STEP_S = 60.0
@@ -48,6 +48,11 @@ def end_ps_of(run: RunRecord) -> int:
     return round(run.simulated_s * PS_PER_S)
 
 
+def seen_until(requests: np.ndarray | Chosen | dict[str, np.ndarray], end_ps: int) -> np.ndarray:
+    """Returns the end of what is known of each request: when it has left, or the run's end, int64[n]."""
+    return np.where(requests["status"] == ABORTED, requests["finish_ps"], end_ps)
+
+
 @dataclass(frozen=True)
 class Quality:
     """Quality of n requests, arrays of shape (n,); times in seconds.
@@ -60,6 +65,7 @@ class Quality:
     started: np.ndarray
     finished: np.ndarray
     rejected: np.ndarray
+    aborted: np.ndarray
     ttft_s: np.ndarray
     tpot_s: np.ndarray
     tpot_decode_s: np.ndarray
@@ -77,7 +83,7 @@ class Quality:
     @property
     def undecided(self) -> np.ndarray:
         """Whether each request was unfinished when the run ended and its outcome still open."""
-        return ~(self.finished | self.rejected | self.violated)
+        return ~(self.finished | self.rejected | self.aborted | self.violated)
 
 
 def judge(requests: np.ndarray | Chosen | dict[str, np.ndarray], rules: Rules) -> Quality:
@@ -88,8 +94,8 @@ def judge(requests: np.ndarray | Chosen | dict[str, np.ndarray], rules: Rules) -
     first token, or for `tpot_decode` the start of the first decode step. A request violates if its
     TTFT exceeds the SLO, or, with at least `tpot_min_tokens` output tokens, its TPOT; with fewer,
     if it finishes after arrival + TTFT + (n - 1) TPOT. Rejected requests violate; unfinished ones
-    violate once this is certain. The cumulative deadline of the last token (Echo's D(n)) is tested
-    for all lengths.
+    violate once this is certain, those that have left if it was by then. The cumulative deadline of
+    the last token (Echo's D(n)) is tested for all lengths.
     """
     n = requests["output_tokens"].astype(np.int64)
     steps = n - 1
@@ -101,9 +107,10 @@ def judge(requests: np.ndarray | Chosen | dict[str, np.ndarray], rules: Rules) -
     decoded = began_decode > 0
 
     # An event that did not happen by the end happens later, so the end is a lower bound that can prove a violation.
-    first_or_end = np.where(started, first, rules.end_ps)
-    finish_or_end = np.where(finished, finish, rules.end_ps)
-    decode_or_end = np.where(decoded, began_decode, rules.end_ps)
+    end_ps = seen_until(requests, rules.end_ps)
+    first_or_end = np.where(started, first, end_ps)
+    finish_or_end = np.where(finished, finish, end_ps)
+    decode_or_end = np.where(decoded, began_decode, end_ps)
 
     deadline = arrival + requests["ttft_slo_ps"] + steps * requests["tpot_slo_ps"]
     ttft_missed = (first_or_end - arrival > requests["ttft_slo_ps"]) | rejected
@@ -122,6 +129,7 @@ def judge(requests: np.ndarray | Chosen | dict[str, np.ndarray], rules: Rules) -
         started=started,
         finished=finished,
         rejected=rejected,
+        aborted=requests["status"] == ABORTED,
         ttft_s=(first_or_end - arrival) / PS_PER_S,
         tpot_s=_where(several, (finish_or_end - first) / divisor),
         tpot_decode_s=_where(several & decoded, (finish_or_end - began_decode) / divisor),
@@ -137,11 +145,13 @@ def judge_deadlines(requests: np.ndarray | Chosen, due_ps: np.ndarray, end_ps: i
     """Tests whole requests against their deadlines, int64[n] (`NEVER`: none); returns (missed,
     undecided), bool[n].
 
-    A request unfinished at `end_ps` has missed a deadline that has passed.
+    A request unfinished at `end_ps` has missed a deadline that has passed; so has one that left at its deadline or
+    later.
     """
-    finished, rejected = requests["status"] == FINISHED, requests["status"] == REJECTED
-    missed = (np.where(finished, requests["finish_ps"], end_ps) > due_ps) | (rejected & (due_ps < NEVER))
-    return missed, ~finished & ~missed & (due_ps < NEVER)
+    finished, rejected, aborted = (requests["status"] == one for one in (FINISHED, REJECTED, ABORTED))
+    missed = (np.where(finished, requests["finish_ps"], seen_until(requests, end_ps) + aborted) > due_ps)
+    missed |= rejected & (due_ps < NEVER)
+    return missed, ~finished & ~aborted & ~missed & (due_ps < NEVER)
 
 
 def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: float, end_s: float,

@@ -12,7 +12,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.metrics.chosen import SOME
 from ooco_gym.metrics.quality import end_ps_of, judge, judge_deadlines, rules_of
 from ooco_gym.run import RunRecord
-from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
+from ooco_gym.sim.state import ABORTED, FINISHED, NEVER, PS_PER_S, REJECTED
 from ooco_gym.workload import Turns
 from ooco_gym.workload.trace import NO_SESSION
 
@@ -38,8 +38,8 @@ def requests_table(run: RunRecord, everything: bool = False) -> pa.Table:
     `first_token_s`, `finish_s` (float64, null if it did not happen), `generated_tokens` (int32),
     `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool; for offline
     requests whether they missed their deadline, if any). With rejections there is `rejected`, the
-    reason ("memory", "model window") or null; with closed sessions `after` (int32), the id of the
-    turn for whose end a turn waited, or null
+    reason ("memory", "model window") or null; where requests may leave `aborted_s` (float64, null if
+    it has not); with closed sessions `after` (int32), the id of the turn for whose end a turn waited, or null
     (lists where some wait for several), and with jobs `job` (int64). Requests of warm-up and drain
     are included only with
     `everything`; turns of closed sessions that never arrived are not.
@@ -87,6 +87,8 @@ def _table_of(run: RunRecord, rows: np.ndarray, with_rejected: bool) -> pa.Table
         **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
         "violated": pa.array(violated),
         **({} if reasons is None else {"rejected": pa.array(reasons, pa.string(), mask=~refused)}),
+        **({"aborted_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=chosen["status"] != ABORTED)}
+           if run.leaves else {}),
         **({} if run.turns is None else {"after": _after(run.turns, rows)}),
         **({} if run.job is None else {"job": pa.array(run.job[rows], mask=run.job[rows] == NO_SESSION)}),
     })

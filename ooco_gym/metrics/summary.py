@@ -21,6 +21,7 @@ from ooco_gym.metrics.quality import (
     mean,
     quantile,
     rules_of,
+    seen_until,
     worst_window_rate,
 )
 from ooco_gym.metrics.requests import reasons_of
@@ -28,7 +29,7 @@ from ooco_gym.report import percent
 from ooco_gym.rounding import steady
 from ooco_gym.run import RunRecord
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
-from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED
+from ooco_gym.sim.state import ABORTED, FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED
 from ooco_gym.workload import RequestClass
 
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
@@ -55,6 +56,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "online": online_metrics(run),
         "offline": offline_metrics(run),
         **rejected_metrics(run),
+        **goodput_metrics(run),
         **session_metrics(run),
         **job_metrics(run),
         **offloading_metrics(run),
@@ -166,6 +168,30 @@ def rejected_metrics(run: RunRecord) -> dict[str, Any]:
                          "shortest_tokens": int(tokens.min())}}
 
 
+def goodput_metrics(run: RunRecord) -> dict[str, Any]:
+    """Returns requests and tokens/s, prompt and output, of those completed in the window that kept their SLOs or
+    deadline under `goodput`, and numbers of requests that have left, under `aborted`; empty where no class is named, no
+    request has a deadline and none may leave."""
+    if run.class_id is None and run.due_ps is None:
+        return {}
+    done, window_s, goodput = completed_within(run.requests, run.window_s), run.window_s[1] - run.window_s[0], {}
+    for online, name in ((1, "online"), (0, "offline")):
+        chosen = done & (run.requests["online"] == online)
+        mine = Chosen(run.requests, chosen)
+        kept = ~mine.columns(lambda some: judge(some, rules_of(run)), "violated")[0] if online else (
+            mine["finish_ps"] <= (NEVER if run.due_ps is None else run.due_ps[chosen]))
+        tokens = mine["prompt_tokens"].astype(np.int64) + mine["output_tokens"]
+        goodput |= {f"{name}_requests_per_s": float(kept.sum() / window_s),
+                    f"{name}_tokens_per_s": float(tokens[kept].sum() / window_s)}
+    found: dict[str, Any] = {"goodput": goodput}
+    if run.leaves:
+        gone = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == ABORTED)]
+        online, started = gone["online"] == 1, gone["generated_tokens"] > 0
+        found["aborted"] = {"online": int(online.sum()), "offline": int((~online).sum()),
+                            "without_a_token": int((~started).sum())}
+    return found
+
+
 def infeasible_words(found: Mapping[str, Any] | None) -> list[str]:
     """Returns a sentence on the requests of `infeasible`, if any."""
     if not found:
@@ -208,7 +234,7 @@ def batch_metrics(run: RunRecord) -> dict[str, Any]:
         return {}
     rejected, finish_ps = mine["status"] == REJECTED, mine["finish_ps"]
     due = _deadlines(run, mine.mask)
-    left = int(len(mine) - (rejected | (mine["status"] == FINISHED)).sum())
+    left = int(len(mine) - (rejected | np.isin(mine["status"], (FINISHED, ABORTED))).sum())
     found = {"left": left, "late": due["deadline_misses"] + due["deadline_undecided"] if due else None}
     if left or rejected.all():
         return {"batch": dict.fromkeys(("makespan_s", "output_tokens_per_s", "total_tokens_per_s")) | found}
@@ -321,7 +347,7 @@ def _jobs(run: RunRecord, mine: Chosen) -> dict[str, Any]:
     while some are left), the mean time until one is done (of those done), and the share done in time."""
     done, due = mine["status"] == FINISHED, _deadlines(run, mine.mask)
     ages_s = (mine["finish_ps"] - mine["arrival_ps"])[done] / PS_PER_S
-    left = int((~done & (mine["status"] != REJECTED)).sum())
+    left = int((~done & ~np.isin(mine["status"], (REJECTED, ABORTED))).sum())
     late = due.get("violation_rate")
     return {"jobs": {"jobs": len(mine), "left": left, "mean_completion_s": _mean(ages_s),
                      "makespan_s": None if left or not done.any() else float(ages_s.max()),
@@ -338,8 +364,9 @@ def _what_is_left(offline: Chosen, window_s: tuple[float, float]) -> dict[str, A
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
     finish_ps = offline["finish_ps"]
     done = (offline["status"] == FINISHED) & (finish_ps < end_ps)
+    gone = done | ((offline["status"] == ABORTED) & (finish_ps < end_ps))
     last_ps = int(finish_ps[done].max()) if done.any() else None
-    return {"left": int((~done & (offline["arrival_ps"] < end_ps)).sum()),
+    return {"left": int((~gone & (offline["arrival_ps"] < end_ps)).sum()),
             "last_finish_s": None if last_ps is None else (last_ps - start_ps) / PS_PER_S}
 
 
@@ -395,7 +422,8 @@ def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.
 def queueing_age_s(requests: Chosen, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns seconds from arrival to first token (or the run's end), and a mask of those with one."""
     def age_s(some: np.ndarray) -> np.ndarray:
-        return (np.where(some["generated_tokens"] >= 1, some["first_token_ps"], end_ps) - some["arrival_ps"]) / PS_PER_S
+        until_ps = np.where(some["generated_tokens"] >= 1, some["first_token_ps"], seen_until(some, end_ps))
+        return (until_ps - some["arrival_ps"]) / PS_PER_S
 
     return requests.each(age_s), requests["generated_tokens"] >= 1
 

@@ -22,6 +22,7 @@ MAKESPAN, BATCH_TOKENS, LEFT, DUE = (f"batch.{key}" for key in (
     "makespan_s", "total_tokens_per_s", "left", "late"))  # for offline requests alone
 # Of a finite set of offline requests beside online ones.
 JOBS = tuple(f"offline.jobs.{key}" for key in ("left", "makespan_s", "mean_completion_s", "in_time"))
+GOODPUT = ("goodput.online_tokens_per_s", "goodput.offline_tokens_per_s", "aborted.online", "aborted.offline")
 FLEET = ("fleet.chips", "fleet.starts", "fleet.per_hour")  # of an elastic one
 COMPUTED = "offline.computed_tokens_per_s"  # in the window, for finished and unfinished requests
 # Title and unit of metrics with their own title.
@@ -37,6 +38,8 @@ TITLES = {
     **dict(zip(JOBS, (("jobs left", "requests"), ("makespan of the jobs", "s"), ("mean completion of the jobs", "s"),
                       ("jobs done in time", "%")), strict=True)),
     **dict(zip(FLEET, (("chips paid for", ""), ("starts", ""), ("cost an hour", "")), strict=True)),
+    **dict(zip(GOODPUT, (("online goodput", "tokens/s"), ("offline goodput", "tokens/s"),
+                         ("online requests that left", ""), ("offline requests that left", "")), strict=True)),
     "jobs.arrived": ("jobs of several requests", ""), "jobs.done": ("of these, done", ""),
     "jobs.completion_mean_s": ("mean completion of a job", "s"), "jobs.slowdown_mean": ("mean slow-down of a job", ""),
     "jobs.completion_p99_s": ("P99 completion of a job", "s"),
@@ -59,7 +62,7 @@ FACTORS = {"%": 100.0, "ms": 1000.0}
 RUN_METRICS = (
     "online.arrived", "online.finished", "online.unserved", "online.worst_10min_violation_rate", "online.ttft_p50_s",
     "online.ttft_p99_s", "online.tpot_p50_s", "online.tpot_p99_s", "online.tpot_decode_p99_s", "offline.arrived",
-    "offline.finished", *JOBS, "jobs.arrived", "jobs.done", "jobs.completion_mean_s", "jobs.completion_p99_s",
+    "offline.finished", *GOODPUT, *JOBS, "jobs.arrived", "jobs.done", "jobs.completion_mean_s", "jobs.completion_p99_s",
     "jobs.slowdown_mean", "offline.reference_gpu_s_per_s", "offline.wasted_tokens_per_s", "offline.evictions",
     "offline.interruptions", "offline.migrations", "offline.age_p99_s", "kv_offloading.hit_rate", *FLEET,
     "utilization.compute_share", "utilization.kv_mean_share", "utilization.busy_share",

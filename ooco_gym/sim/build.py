@@ -29,7 +29,8 @@ REFERENCE_BATCH = 64  # batch of the decode step that prices an output token
 def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, seed: int, window_s: tuple[float, float],
                 params: np.ndarray, settings: Mapping[str, int], class_blind: bool, keys: np.ndarray | None = None,
                 predicted: np.ndarray | None = None, weights: np.ndarray | None = None, bulk: bool = True,
-                turns: Turns | None = None, job: np.ndarray | None = None) -> s.State:
+                turns: Turns | None = None, job: np.ndarray | None = None,
+                patience_s: np.ndarray | None = None) -> s.State:
     """Builds the initial state of an episode.
 
     Args:
@@ -47,6 +48,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         bulk: simulate many decode steps at once; False gives the same result.
         turns: dependencies of closed sessions; None: requests arrive at the trace's times.
         job: int64[requests], of one job an equal number >= 0 (`Trace.job`), or None.
+        patience_s: float64[requests], time from its arrival at which a request leaves (inf: it stays), or None.
 
     Raises:
         UserError: even one token cannot meet the SLO, or settings do not fit the cluster.
@@ -62,7 +64,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     waits = np.zeros(len(trace), bool) if turns is None else turns.waits
     sizes = pool_for(trace, tables, settings, sim, names, mixed)._replace(
         groups=len(sim.groups), predicted=0 if predicted is None else len(trace), role_changes=len(sim.role_changes),
-        weights=0 if weights is None else len(weights), **_linked(turns, job), **_intervals(trace, sim, window_s[1]))
+        weights=0 if weights is None else len(weights), **_linked(turns, job, patience_s),
+        **_intervals(trace, sim, window_s[1]))
     first_target, *_, most = sorted([entries, entries, *(count for _, count in sim.role_changes)])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
@@ -71,8 +74,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     _fill_instances(state, machines, tables, unique, rows, sim)
     _fill_links(state, sim, most, first_target)
     _fill_requests(state, trace, sim, window_s, class_blind, waits, tables[0], tables[min(entries, len(tables) - 1)])
-    if turns is not None and waits.any():
-        _fill_turns(state, turns, waits, sim.engine_clock)
+    _fill_turns(state, turns, waits, sim.engine_clock)
     _charge_host(state, len(unique), sim, async_scheduling if mixed else s.SYNCHRONOUS)
     _fill_alone(state)
     _fill_records(state, sim, seed, window_s, bulk, class_blind, trace.block_tokens)
@@ -83,8 +85,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
     fill_pool(state, trace, sim.max_batch, names, keys)
     if state.blocks.size:
         fill_retained(state, trace, names, sim.retention, seed)
-    _copy_given(state, trace, params, predicted, weights, job)
-    return state
+    return _with_given(state, trace, params, predicted, weights, job, patience_s)
 
 
 def _split_settings(sim: SimConfig, settings: Mapping[str, int]) -> tuple[SimConfig, dict[str, int], int]:
@@ -98,14 +99,17 @@ def _split_settings(sim: SimConfig, settings: Mapping[str, int]) -> tuple[SimCon
     return sim, fields, async_scheduling
 
 
-def _linked(turns: Turns | None, job: np.ndarray | None) -> dict[str, int]:
-    """Sizes of what closed sessions, trees and jobs need."""
+def _linked(turns: Turns | None, job: np.ndarray | None, patience_s: np.ndarray | None) -> dict[str, int]:
+    """Sizes of what closed sessions, trees, jobs and requests that leave need."""
     waiting = {} if turns is None else {"turns": int(turns.waits.sum()), "edges": turns.edges.shape[1]}
-    return waiting | {"jobs": 0 if job is None else len(np.unique(job))}
+    return waiting | {"jobs": 0 if job is None else len(np.unique(job)),
+                      "quits": 0 if patience_s is None else len(patience_s)}
 
 
-def _fill_turns(state: s.State, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
+def _fill_turns(state: s.State, turns: Turns | None, waits: np.ndarray, clock: EngineClock) -> None:
     """Fills the dependencies of closed sessions: what waits for each request, and the think time after its answer."""
+    if turns is None or not waits.any():
+        return
     n, (sources, targets) = len(waits), turns.edges
     state.think_ps[:] = -1
     state.followers[: n + 1] = n + 1 + np.searchsorted(sources, np.arange(n + 1))  # edges are sorted by source
@@ -140,19 +144,22 @@ def _fill_jobs(state: s.State, job: np.ndarray | None) -> None:
     np.add.at(state.jobs[:, LEFT], place, state.requests["service_ps"])
 
 
-def _copy_given(state: s.State, trace: Trace, params: np.ndarray, predicted: np.ndarray | None,
-                weights: np.ndarray | None, job: np.ndarray | None) -> None:
-    """Copies the policy's parameters, predicted lengths and weights, if any. Numbers jobs, and the rows of
-    `State.ended` that requests of a client count in; those of none: of all of their class."""
+def _with_given(state: s.State, trace: Trace, params: np.ndarray, predicted: np.ndarray | None,
+                weights: np.ndarray | None, job: np.ndarray | None, patience_s: np.ndarray | None) -> s.State:
+    """Copies the policy's parameters, predicted lengths, weights and times to leave, if any. Numbers jobs, and the
+    rows of `State.ended` that requests of a client count in; those of none: of all of their class."""
     state.params[:] = params
     if predicted is not None:
         state.predicted[:] = predicted
     if weights is not None:
         state.weights[:] = weights
     _fill_jobs(state, job)
+    if patience_s is not None:
+        state.quit_ps[:] = np.rint(np.clip(patience_s * s.PS_PER_S, 1, s.NEVER)).astype(np.int64)
     if state.client.size and trace.client is not None:
         client = np.where(trace.client < 0, state.ended.shape[0] // 2 - 1, trace.client)
         state.client[:] = 2 * client + trace.online
+    return state
 
 
 def _set_config(config: s.Config, settings: Mapping[str, int], sim: SimConfig) -> None:

@@ -30,6 +30,7 @@ from ooco_gym.sim.dispatch import (
     retry_pushes,
 )
 from ooco_gym.sim.fleet import elastic, note_arrival, routed
+from ooco_gym.sim.leaving import begin_patience, leave_due, leave_next
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
@@ -39,6 +40,7 @@ from ooco_gym.sim.roles import change_roles, enter
 from ooco_gym.sim.scaling import reroute, run_clock, steer
 from ooco_gym.sim.sessions import (
     ARRIVAL,
+    QUIT,
     UNKNOWN,
     closed,
     next_due,
@@ -80,7 +82,8 @@ def sweep_deadlines(state, time_ps):
         clock.next_deadline_ps = deadline_ps
         if deadline_ps >= min(time_ps, end_of_episode(state)):
             return
-        if request.first_token_ps == 0 or request.first_token_ps > deadline_ps:
+        late = request.first_token_ps == 0 or request.first_token_ps > deadline_ps
+        if late and request.status != s.ABORTED:
             charge_miss(state, slot, TTFT_BIT, deadline_ps + 1)
         pass_due(state, slot)
 
@@ -139,6 +142,8 @@ def _arrive(state, slot, route):
     if not request.online:
         change_outstanding(state, request.service_ps)
         note_demand(state, slot, 1)
+    if state.quit_ps.size > 0:
+        begin_patience(state, slot)
     enter(state, slot, instance)
     return TASK_DONE
 
@@ -192,6 +197,8 @@ def _end_iteration(state, instance):
         end_prefill(state, instance)
     elif spec.activity == s.MIXING:
         end_mixed(state, instance)
+        if state.quit_ps.size > 0:
+            leave_due(state, instance)
     if spec.role == s.MIXED:
         spec.pull_wake_ps = s.NEVER
     add_dispatch(state, instance)
@@ -273,6 +280,8 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, scale,
         state.totals.events += 1
         if arrival_ps <= event_ps:
             clock.source = -1
+            if state.quit_ps.size > 0 and leave_next(state):
+                continue
             add_task(state, s.ARRIVE, -1, take_arrival(state))
             continue
         source = take_event(state)
@@ -291,12 +300,14 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, retain, scale,
 
 @inner
 def _next_arrival(state):
-    """When the next request arrives, or NEVER. Prefetches its record and the next one."""
+    """When the next request arrives or leaves, or NEVER. Prefetches the record of the former and the next one."""
     turn_ps = s.NEVER
+    if state.turns[QUIT, 0] > 0:
+        turn_ps = state.quit_ps[state.turns[QUIT, 1]]
     if closed(state):
         skip_turns(state)
         if state.turns[ARRIVAL, 0] > 0:
-            turn_ps = state.requests[state.turns[ARRIVAL, 1]].arrival_ps
+            turn_ps = min(turn_ps, state.requests[state.turns[ARRIVAL, 1]].arrival_ps)
     following = state.clock.next_arrival
     if following >= state.requests.size:
         return np.int64(turn_ps)

@@ -261,7 +261,7 @@ def finish(state, slot):
     request.status = s.FINISHED
     request.finish_ps = now
     if state.job.size > 0:
-        end_call(state, slot)
+        end_call(state, slot, 1)
     if closed(state):
         release(state, slot)
     _observe_output(state, slot)

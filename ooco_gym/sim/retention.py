@@ -144,7 +144,7 @@ def _next_use(state, name):
     place = state.retained[name]
     while state.retained[place] < state.requests.size:
         request = state.requests[state.retained[place]]
-        if request.cached_tokens < 0 and request.status != s.REJECTED:
+        if request.cached_tokens < 0 and request.status not in (s.REJECTED, s.ABORTED):
             break
         place += 1
     state.retained[name] = place

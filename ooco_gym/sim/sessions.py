@@ -3,8 +3,9 @@ finished, an agent's call after all that it waits for have (State.followers, Sta
 Clients that share their requests (`Config.clients`): the next request in order arrives whenever a
 client has an answer.
 
-A turn is *released* when that has happened; until then its arrival is NEVER. State.turns has two
-binary heaps of released turns: those to arrive, by arrival, and online ones, by TTFT deadline.
+A turn is *released* when that has happened; until then its arrival is NEVER. State.turns has
+binary heaps of released turns: those to arrive, by arrival, and online ones, by TTFT deadline; and one of the requests
+that leave unless they are done (`sim.leaving`), by that time.
 `heap[0]` is the size, `heap[1]` the first; `heap[2 i]` and `heap[2 i + 1]` come no earlier than
 `heap[i]`. Requests that arrive at the trace's own time (State.think_ps < 0) are in neither: the
 clock passes them in order.
@@ -15,7 +16,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 
-ARRIVAL, DUE = range(2)  # rows of State.turns
+ARRIVAL, DUE, QUIT = range(3)  # rows of State.turns
 BEGUN, ATTAINED, LEFT = range(3)  # columns of State.jobs
 UNKNOWN = 0  # next arrival time that must be looked up
 
@@ -39,16 +40,23 @@ def arrival_order(state, slot):
     return state.requests[slot].arrival_ps if closed(state) else np.int64(slot)
 
 
+@inlined
+def _time_ps(state, row, slot):
+    if row == QUIT:
+        return state.quit_ps[slot]
+    return state.requests[slot].arrival_ps + row * state.requests[slot].ttft_slo_ps
+
+
 @inner
 def before(state, row, a, b):
-    """Whether request `a` arrives, or has its deadline, before `b`; ties: trace order."""
-    one, other = state.requests[a], state.requests[b]
-    a_ps, b_ps = one.arrival_ps + row * one.ttft_slo_ps, other.arrival_ps + row * other.ttft_slo_ps
+    """Whether request `a` arrives, has its deadline, or leaves before `b`; ties: trace order."""
+    a_ps, b_ps = _time_ps(state, row, a), _time_ps(state, row, b)
     return a_ps < b_ps or (a_ps == b_ps and a < b)
 
 
 @inner
-def _push(state, row, slot):
+def push_turn(state, row, slot):
+    """Adds a turn to a heap."""
     heap = state.turns[row]
     place = np.int64(heap[0]) + 1
     heap[0] = place
@@ -115,11 +123,11 @@ def _release(state, slot, turn):
     request.arrival_ps = min(s.NEVER, clock.now_ps + max(1, min(s.NEVER, state.think_ps[turn] + answer_ps)))
     request.counted = 1 if clock.window_start_ps <= request.arrival_ps < clock.window_end_ps else 0
     clock.next_arrival_ps = UNKNOWN
-    _push(state, ARRIVAL, turn)
+    push_turn(state, ARRIVAL, turn)
     if request.online:
         state.gauges.open_online += request.counted
         clock.next_deadline_ps = min(clock.next_deadline_ps, request.arrival_ps + request.ttft_slo_ps)
-        _push(state, DUE, turn)
+        push_turn(state, DUE, turn)
     else:
         state.gauges.open_offline += request.counted
         if state.due_ps.size > 0:
@@ -136,11 +144,11 @@ def note_call(state, slot):
 
 
 @inner
-def end_call(state, slot):
-    """Counts a finished request's service to its job."""
+def end_call(state, slot, done):
+    """Counts a finished request's service to its job; of one that has left, it is no longer to come."""
     job, service_ps = np.int64(state.job[slot]), state.requests[slot].service_ps
     if job >= 0:
-        state.jobs[job, ATTAINED] += service_ps
+        state.jobs[job, ATTAINED] += done * service_ps
         state.jobs[job, LEFT] -= service_ps
 
 

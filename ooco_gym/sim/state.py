@@ -42,7 +42,8 @@ PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max // 4  # a time beyond all events; sums of two still fit an int64
 
 # --- Request status -------------------------------------------------------------------------------------------------
-FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED, HANDED_OVER = range(10)
+(FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED, HANDED_OVER,
+ ABORTED) = range(11)
 
 # --- Instance roles and activities ----------------------------------------------------------------------------------
 RELAXED, STRICT, MIXED = range(3)
@@ -175,7 +176,9 @@ class State(NamedTuple):
     # and these requests
     unfinished: np.ndarray  # int32[n] likewise: number of requests that each one still waits for
     think_ps: np.ndarray  # int64[n] likewise: think time, -1 for requests that arrive at the trace's own time
-    turns: np.ndarray  # int32[2, 1 + waiting turns], heaps (`sim.sessions`)
+    turns: np.ndarray  # int32[3, 1 + waiting turns or requests that may leave], heaps (`sim.sessions`)
+    quit_ps: np.ndarray  # int64[n], when each request leaves unless it is done (`sim.leaving`), or NEVER; of one that
+    # has not arrived, the time from its arrival; empty if none ever does
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
     evicted: np.ndarray  # int32[capacity], slots that lost their memory, in order, if recorded; else empty
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
@@ -210,6 +213,7 @@ class OptionalSizes(NamedTuple):
     jobs: int = 0
     turns: int = 0
     edges: int = 0  # of State.followers
+    quits: int = 0  # requests that may leave
     weights: int = 0
     tiers: int = 1  # tiers of tracked blocks
     heaps: int = 0  # rows of each instance's heap of blocks
@@ -258,7 +262,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(n_requests if pool.jobs else 0, np.int32), np.zeros((pool.jobs, 3)),
         np.zeros(n_requests + 1 + pool.edges if pool.turns else 0, np.int32),
         np.zeros(n_requests if pool.turns else 0, np.int32), np.zeros(n_requests if pool.turns else 0, np.int64),
-        np.zeros((2, 1 + pool.turns), np.int32), np.zeros(ITL_BINS, np.int64),
+        np.zeros((3, 1 + max(pool.turns, pool.quits)), np.int32), np.zeros(n_requests if pool.quits else 0, np.int64),
+        np.zeros(ITL_BINS, np.int64),
         np.zeros(evicted, np.int32), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, prefill_entries), np.int64),

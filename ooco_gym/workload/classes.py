@@ -17,6 +17,7 @@ import numpy as np
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
 from ooco_gym.schema import Model, Range, demand
+from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.trace import DEFAULT_CLASSES, Trace, check_class_count, class_ids
 
 LONGEST_S = 1e6  # longest SLO or deadline, seconds
@@ -39,6 +40,10 @@ class RequestClass(Model):
         ttft_s, tpot_s: SLOs of an online class; None: the scenario's.
         deadline_s: time after its arrival by which an offline request must finish; None: no
             deadline.
+        timeout_s: time after its arrival at which a request leaves unless it is done; None: it stays.
+        abort_share: share of requests whose client leaves at a time drawn uniformly between the request's arrival
+            and when it should be done: by its SLOs, or its deadline or time-out if offline.
+        expires: whether an offline request leaves at its deadline.
         weight: of one violation, relative to those of other online classes.
     """
 
@@ -50,6 +55,14 @@ class RequestClass(Model):
     tpot_s: Promise | None = None
     deadline_s: Promise | None = None
     weight: Annotated[float, Range(0, 1e6)] = 1.0
+    timeout_s: Promise | None = None
+    abort_share: Annotated[float, Range(0, 1)] = 0.0
+    expires: bool = False
+
+    @property
+    def leaves(self) -> bool:
+        """Whether some of its requests may leave before they are done."""
+        return self.timeout_s is not None or self.abort_share > 0 or self.expires
 
     def validate(self, where: str) -> None:
         if not NAME.fullmatch(self.name):
@@ -62,6 +75,12 @@ class RequestClass(Model):
                 kind, expected = ("online", "ttft_s and tpot_s") if self.online else ("offline", "deadline_s")
                 raise UserError(f"{where}.{key} is not an SLO of an {kind} class; expected {expected}, or online: "
                                 f"{str(not self.online).lower()}")
+        if self.expires and self.online:
+            raise UserError(f"{where}.expires=true lets offline requests leave at their deadline, and {self.name} is "
+                            "online: give it a timeout_s")
+        if self.abort_share and not self.online and self.deadline_s is None and self.timeout_s is None:
+            raise UserError(f"{where}.abort_share={self.abort_share:g} draws when a client leaves until its request "
+                            "should be done: give it a deadline_s or a timeout_s")
 
 
 def parse_classes(value: Any) -> tuple[RequestClass, ...]:
@@ -130,6 +149,27 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
         columns["deadline_s"] = None
     online = np.array([one.online for one in classes])[place]
     return replace(trace, online=online, class_id=place, class_names=names, **columns)
+
+
+def patience_s(trace: Trace, classes: Sequence[RequestClass], seed: int) -> np.ndarray | None:
+    """Returns the seconds from its arrival at which each request of a trace (as `promised` returns it) leaves unless it
+    is done, float64[n], inf: it stays; None if all do. The i-th request of a class draws the same whatever else
+    arrives."""
+    if not any(one.leaves for one in classes):
+        return None
+    found = np.full(len(trace), np.inf)
+    due_s = found if trace.deadline_s is None else np.where(np.isnan(trace.deadline_s), np.inf, trace.deadline_s)
+    for index, one in enumerate(classes):
+        mine = np.flatnonzero(trace.class_id == index)
+        longest = np.full(len(mine), one.timeout_s or np.inf)
+        if one.expires:
+            longest = np.minimum(longest, due_s[mine])
+        should_s = np.minimum(longest, due_s[mine])
+        if one.online and trace.ttft_slo_s is not None and trace.tpot_slo_s is not None:
+            should_s = trace.ttft_slo_s[mine] + (trace.output_tokens[mine] - 1) * trace.tpot_slo_s[mine]
+        leaves, when = keyed_generator(seed, f"aborts/{one.name}").random((len(mine), 2)).T
+        found[mine] = np.where(leaves < one.abort_share, np.minimum(longest, when * should_s), longest)
+    return found
 
 
 def tightest(classes: Sequence[RequestClass], trace: Trace | None = None) -> tuple[float, float]:

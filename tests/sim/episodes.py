@@ -65,6 +65,13 @@ def traces(draw: st.DrawFn, most: int = 60) -> tuple[tuple[float, int, int, bool
 
 
 @st.composite
+def patience(draw: st.DrawFn, count: int) -> tuple[float, ...]:
+    """How long each request stays at the most; in every second episode all stay."""
+    longest = st.sampled_from((float("inf"), float("inf"), 1e-12, 0.013, 0.11, 0.5, 2.0, 8.0))
+    return tuple(draw(longest) for _ in range(count)) if draw(st.booleans()) else ()
+
+
+@st.composite
 def beside(draw: st.DrawFn, policy: str, values: tuple[tuple[str, Any], ...], max_batch: int) -> str:
     """The policy of mixed instances beside a policy's pools, as users write it."""
     mixed = draw(st.sampled_from(BLIND if get_policy(policy).class_blind else BESIDE))

@@ -22,6 +22,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.policy_context import policy_context
+from ooco_gym.sim.sessions import QUIT
 from ooco_gym.workload import Trace, close_sessions
 from ooco_gym.workload.sessions import Turns, at_most
 from tests.sim import random_rules
@@ -53,6 +54,7 @@ class Setup:
     sessions: tuple[tuple[int, float], ...] = ()  # of closed ones: each request's session (-1: none) and think time
     waits_for: tuple[tuple[int, ...], ...] = ()  # the earlier requests that each one waits for, beside its session's
     clients: int = 0  # that share the online requests; 0: none do
+    patience_s: tuple[float, ...] = ()  # of each request, after which it leaves; empty: all stay
     seed: int = 1
     window_s: tuple[float, float] = (0.0, 60.0)
     rules: dict[str, Any] = field(default_factory=dict)
@@ -137,7 +139,8 @@ class Episode:
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
                                  keys=policy.keys(trace, setup.seed), predicted=predicted, weights=policy.weights,
                                  bulk=bulk,
-                                 turns=setup.turns(trace), job=trace.job)
+                                 turns=setup.turns(trace), job=trace.job,
+                                 patience_s=np.array(setup.patience_s) if setup.patience_s else None)
         self.rules = rules_of(policy, outside)
         self.end_ps = round((setup.window_s[1] + 600.0) * s.PS_PER_S)
         self.answers = 0
@@ -177,6 +180,8 @@ class Episode:
         times = [int(s.NEVER)]
         if state.queues.heap_size > 0:
             times.append(int(state.heap[0, 0]))
+        if state.turns[QUIT, 0] > 0:
+            times.append(int(state.quit_ps[state.turns[QUIT, 1]]))
         times += state.requests["arrival_ps"][state.requests["status"] == s.FUTURE].tolist()
         return min(times)
 

@@ -218,7 +218,7 @@ def check_turns(state: s.State) -> None:
     requests = state.requests
     if state.config.clients:
         mine, sent = requests["online"] == 1, state.think_ps >= 0
-        over = mine & np.isin(requests["status"], (s.FINISHED, s.REJECTED))
+        over = mine & np.isin(requests["status"], (s.FINISHED, s.REJECTED, s.ABORTED))
         arrived = np.sort(requests["arrival_ps"][sent & (requests["arrival_ps"] < s.NEVER)])
         assert len(arrived) == min(np.count_nonzero(over), np.count_nonzero(sent))
         assert not (np.diff(requests["arrival_ps"][sent]) < 0).any()

@@ -180,7 +180,7 @@ def test_everything_ends_and_nothing_is_held(drawn: tuple[Setup, Trace]) -> None
     episode = Episode(drawn[0], trace=drawn[1])
     episode.state.gauges.open_online = 1 << 30
     state = episode.play(round(36_000.0 * s.PS_PER_S)).state
-    assert np.isin(state.requests["status"], (s.FINISHED, s.REJECTED)).all(), np.unique(state.requests["status"])
+    assert np.isin(state.requests["status"], (s.FINISHED, s.REJECTED, s.ABORTED)).all()
     assert (state.instances["free_blocks"] == state.instances["total_blocks"]).all()
     check_memory(state)
     check_tokens(state)

@@ -15,7 +15,7 @@ from ooco_gym.metrics import requests_table
 from ooco_gym.resources import load_yaml
 from ooco_gym.run_notes import warnings_of
 from ooco_gym.sim import state as s
-from tests.sim.episodes import setups, traces
+from tests.sim.episodes import patience, setups, traces
 from tests.sim.harness import POINT_NAMES, Episode, Setup, differences, play
 from tests.sim.invariants import chain, check_turns, edges
 from tests.sim.mixed_invariants import check_mixed
@@ -45,9 +45,10 @@ def closed(draw: st.DrawFn, of: st.SearchStrategy[Setup]) -> Setup:
 @st.composite
 def mixed(draw: st.DrawFn) -> Setup:
     """A random episode on one to three mixed instances, short of memory or not."""
-    policy = draw(st.sampled_from(MIXED))
-    return Setup(requests=draw(traces()), relaxed=(), strict=(), mixed=(("ascend_910c", 1),) * draw(st.integers(1, 3)),
-                 policy=policy, kv_tokens=draw(st.sampled_from((None, 2800, 6000))), window_s=(0.2, 20.0),
+    policy, requests = draw(st.sampled_from(MIXED)), draw(traces())
+    return Setup(requests=requests, patience_s=draw(patience(len(requests))), relaxed=(), strict=(),
+                 mixed=(("ascend_910c", 1),) * draw(st.integers(1, 3)), policy=policy,
+                 kv_tokens=draw(st.sampled_from((None, 2800, 6000))), window_s=(0.2, 20.0),
                  values=(("max_num_seqs", draw(st.sampled_from((3, 63)))),))
 
 
@@ -99,7 +100,7 @@ def test_every_turn_comes_but_after_one_that_is_rejected(setup: Setup) -> None:
     check_turns(episode.state)
     requests, (before, after) = episode.state.requests, edges(episode.state)
     status = requests["status"]
-    assert np.isin(status, (s.FINISHED, s.REJECTED, s.FUTURE)).all()
+    assert np.isin(status, (s.FINISHED, s.REJECTED, s.FUTURE, s.ABORTED)).all()
     never = np.unique(after[status[before] != s.FINISHED])  # of clients all are sent: a rejection frees its client
     assert np.array_equal(np.flatnonzero(status == s.FUTURE), never)
     counted = (requests["online"] == 1) & (requests["counted"] == 1)
