@@ -18,7 +18,8 @@ from tests.golden.digests import Digests, digest
 
 LEFT_OUT = {"schema", "notes", "remarks", "question", "limits", "title", "statement", "command", "played", "out",
             "files", "page", "cluster_file", "workers", "threads", "versions", "simulated_anew", "cpu_s", "wall_s",
-            "playing_wall_s", "windows_per_s", "simulated_s_per_s"}
+            "playing_wall_s", "windows_per_s", "simulated_s_per_s", "isolation", "sentence", "ooco_gym",
+            "sha256"}
 SHORT = ("duration_s=300", "warmup_s=60")
 SEARCH = "search={first: 0.5, factor: 2.0, last: 8.0, precision: 0.2}"
 CMA = ("agent=cma", "agent.windows=4", "agent.validation.windows=4", "agent.population=4", "agent.halving.first=2",
@@ -42,6 +43,7 @@ COMMANDS = {
     "headroom": ("headroom", "env=prefillgate", "decisions=5", "episodes=2", "window_s=60", "warmup_s=30",
                  "heuristic=never"),
     "suite": ("suite", "run", "policy=memory_gate", "tasks=[pools_code]", "windows=2"),
+    "suite score": ("suite", "score", "policy=deadline", "seed=7", "score.held_out={windows: 2, window_s: 120}"),
     "claim growth": ("claim", "name=growth", "seeds=[1]"),
     "claim router": ("claim", "name=router", "seeds=[950001]"),
     "figure ooco/fig3_prefill": ("figure", "name=ooco/fig3_prefill", "quick=true"),
