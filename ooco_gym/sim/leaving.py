@@ -15,7 +15,7 @@ from ooco_gym.sim.blocks import note_demand
 from ooco_gym.sim.memory import change_late, change_outstanding, check_token, close_online, free
 from ooco_gym.sim.prefill import charge_waste
 from ooco_gym.sim.queues import add_dispatch, dequeue, remove_member
-from ooco_gym.sim.sessions import QUIT, UNKNOWN, end_call, pop_turn, push_turn, release
+from ooco_gym.sim.sessions import QUIT, UNKNOWN, before, end_call, pop_turn, push_turn, release
 from ooco_gym.sim.step_actions import leave_batch, running_index, unschedule
 
 
@@ -53,13 +53,17 @@ def leave_next(state):
 
 @inner
 def leave_due(state, instance):
-    """Lets the running requests leave whose time came during the iteration that has just ended."""
-    spec, index = state.instances[instance], 0
-    while index < spec.running:
-        if state.quit_ps[state.members[s.BATCH, instance, index]] <= state.clock.now_ps:
-            _stop(state, instance, index)
-        else:
-            index += 1
+    """Lets the running requests leave whose time came during the iteration that has just ended, in that order."""
+    spec, batch = state.instances[instance], state.members[s.BATCH, instance]
+    first = 0
+    while first >= 0:
+        first = -1
+        for index in range(spec.running):
+            due = state.quit_ps[batch[index]] <= state.clock.now_ps
+            if due and (first < 0 or before(state, QUIT, batch[index], batch[first])):
+                first = index
+        if first >= 0:
+            _stop(state, instance, first)
 
 
 @inlined

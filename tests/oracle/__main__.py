@@ -33,7 +33,7 @@ def study(plan: argparse.Namespace) -> dict[str, Any]:
     """
     pages, engines = [], []
     for python in pythons(plan.python):
-        found = (fuzzed(python, plan.fuzz_steps, plan.seed, plan.capped) if plan.fuzz_steps else
+        found = (fuzzed(python, plan.fuzz_steps, plan.seed, plan.capped, plan.aborts) if plan.fuzz_steps else
                  compare_all(python, plan.loads, plan.policies, plan.requests, plan.seed))
         pages.append(f"vLLM {found['vllm']}\n\n{markdown(found)}\n")
         engines.append(found)
@@ -64,11 +64,11 @@ def compare_all(python: Path, loads: Sequence[str], policies: Sequence[str], req
                 "identical": all(row["identical"] for row in rows), "results": rows}
 
 
-def fuzzed(python: Path, steps: int, seed: int, capped: bool) -> dict[str, Any]:
+def fuzzed(python: Path, steps: int, seed: int, capped: bool, aborts: bool) -> dict[str, Any]:
     """Returns `vllm`, `engine_version`, `identical`, `steps`, `identical_steps`, `seconds`, and groups in `fuzz`."""
     with Oracle(python, tables_of(episode(LARGEST)[0])) as oracle:
         version = engine_version_of(oracle.version)
-        rows = fuzz(oracle, steps, seed, version, capped)
+        rows = fuzz(oracle, steps, seed, version, capped, aborts)
         return {"vllm": oracle.version, "engine_version": version,
                 "identical": all(row["identical_cases"] == row["cases"] for row in rows),
                 **{key: sum(row[key] for row in rows) for key in ("steps", "identical_steps", "seconds")},
@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=_number(0), default=1, help="of the traces")
     one.add_argument("--fuzz-steps", type=_number(0), default=0, help="above 0: random requests and settings instead")
     one.add_argument("--capped", action="store_true", help="those with a long_prefill_token_threshold in two of three")
+    one.add_argument("--aborts", action="store_true", help="those of which one request in three leaves")
     one.add_argument("--out", type=Path, default=Path("outputs/oracle"), help="folder of oracle.md and summary.json")
     two = commands.add_parser("record", help="write the real scheduler's steps down for tests that have no vLLM")
     two.add_argument("folder", type=Path)

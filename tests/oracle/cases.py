@@ -38,6 +38,7 @@ class Case:
         watermark: as the engine's option.
         long_prefill_token_threshold: as the engine's option.
         retention: which content gives way first (`baselines/retention`); other than lru: by our class inside vLLM.
+        patience_s: float64[n], time from its arrival at which a request leaves, inf: it stays; None: all stay.
         engine_version: whose schedule ours follows, one of `ENGINE_VERSIONS`; the real one follows its own.
 
     Raises:
@@ -57,6 +58,7 @@ class Case:
     watermark: float = 0.0
     long_prefill_token_threshold: int = 0
     retention: str = "lru"
+    patience_s: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -90,6 +92,8 @@ class Case:
         repeated_by = np.where((following >= 0) & (trace.prompt_tokens[following] >= total), following, -1)
         return {"repeated_by": repeated_by, "arrival_ps": np.rint(trace.arrival_s * _PS_PER_S).astype(np.int64),
                 "prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens,
+                "quit_ps": np.zeros(0, np.int64) if self.patience_s is None else np.rint(np.minimum(
+                    trace.arrival_s + self.patience_s, 1e6) * _PS_PER_S).astype(np.int64),
                 "priority": 1 - trace.online.astype(np.int64), "hash_offsets": offsets, "hash_values": values}
 
 

@@ -28,7 +28,7 @@ _LONGEST = (20, 60, 60, 500, 2600)      # tokens of prompts
 
 
 def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str,
-         capped: bool = False) -> list[dict[str, Any]]:
+         capped: bool = False, aborts: bool = False) -> list[dict[str, Any]]:
     """Plays random cases in each of `GROUPS` until its share of the steps is reached.
 
     Args:
@@ -37,14 +37,15 @@ def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str,
         seed: of the cases.
         engine_version: whose schedule ours follows.
         capped: whether two cases in three have a `long_prefill_token_threshold`.
+        aborts: whether one request in three leaves before it is done, if it is not by then; synchronously only.
 
     Returns:
         Of each group `policy`, `prefix_caching`, `async`, `cases`, `steps`, `identical_steps`, `identical_cases`,
         `preemptions_real`, `seconds`, and `first_difference` with the seeds of the first case that differs, or None.
     """
-    modes = (False, True) if engine_version in ASYNCHRONOUS else (False,)
+    modes = (False, True) if engine_version in ASYNCHRONOUS and not aborts else (False,)
     share = -(-steps // (len(GROUPS) * len(modes)))
-    return [_group(oracle, place, share, seed, engine_version, mode, capped)
+    return [_group(oracle, place, share, seed, engine_version, mode, capped, aborts)
             for mode in modes for place in range(len(GROUPS))]
 
 
@@ -84,13 +85,18 @@ def _arrivals(draws: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _group(oracle: Oracle, place: int, steps: int, seed: int, engine_version: str,
-           asynchronous: bool, capped: bool) -> dict[str, Any]:
+           asynchronous: bool, capped: bool, aborts: bool) -> dict[str, Any]:
     policy, caching = GROUPS[place]
     cases = made = identical = same = preemptions = 0
     first, begun = None, time.perf_counter()
     while made < steps:
         case = replace(fuzz_case((seed, place, cases), policy, caching, engine_version, capped),
                        asynchronous=asynchronous)
+        if aborts:
+            draws = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, place, cases, 1))))
+            longest_s = draws.choice([0.1, 0.5, 3.0], len(case.trace))
+            leaves = draws.random(len(case.trace)) < 1 / 3
+            case = replace(case, patience_s=np.where(leaves, longest_s * draws.random(len(case.trace)), np.inf))
         found = agreement(oracle.play(case), simulate(case))
         cases += 1
         made += found.steps

@@ -20,6 +20,7 @@ from ooco_gym.sim import loop
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import build_state
 from ooco_gym.sim.config import Machine, SimConfig
+from ooco_gym.sim.sessions import QUIT
 from tests.oracle.cases import Case
 from tests.oracle.scripts.oracle_driver.iterations import SHARED, Steps
 from tests.sim.pool_checks import content
@@ -151,7 +152,8 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
     rules = SimConfig(Slo(_FOREVER_S, _FOREVER_S / longest, 2), case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1,
                       64.0, engine_clock=EngineClock(async_scheduling=case.asynchronous), retention=policy.retention)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
-                        settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
+                        settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights,
+                        patience_s=case.patience_s)
     if tables is not None:
         set_tables(state, tables)
     return state, policy.hooks()
@@ -200,6 +202,8 @@ def _next_event_ps(state: s.State) -> int:
     at_ps = int(s.NEVER)
     if state.queues.heap_size > 0:
         at_ps = int(state.heap[0, 0])
+    if state.turns[QUIT, 0] > 0:
+        at_ps = min(at_ps, int(state.quit_ps[state.turns[QUIT, 1]]))
     if state.clock.next_arrival < state.requests.size:
         at_ps = min(at_ps, int(state.requests["arrival_ps"][state.clock.next_arrival]))
     return at_ps

@@ -163,7 +163,7 @@ def play(scheduler: Any, clock: Clock, case: Mapping[str, np.ndarray], settings:
         scheduler: without requests.
         clock: how long iterations take.
         case: by request, in order of arrival: `arrival_ps`, `prompt_tokens`, `output_tokens`, `priority` (0 counts
-            more than 1), and the prompts' hashes (`Prompts`).
+            more than 1), the prompts' hashes (`Prompts`), and `quit_ps`, when each leaves (empty: none does).
         settings: of the scheduler; `hash_tokens` tokens of a prompt share one hash.
 
     Returns:
@@ -186,6 +186,7 @@ class _Episode:
         self._case = {key: case[key].tolist() for key in ("arrival_ps", "prompt_tokens", "output_tokens", "priority")}
         self._prompts = Prompts(case, settings["hash_tokens"])
         self._block = settings["block_tokens"] if settings["prefix_caching"] else None
+        self._quits = sorted((at_ps, slot) for slot, at_ps in enumerate(case["quit_ps"].tolist()))
         self._arrived, self._now_ps, self._asynchronous = 0, 0, bool(settings["async"])
         self._queue: list[tuple[Any, set[str], int]] = []   # iterations not over: output, who gets a token, their end
         self._preempted: list[int] = []
@@ -203,6 +204,10 @@ class _Episode:
             self._now_ps = max(self._now_ps, arrivals[self._arrived])
         while self._arrived < len(arrivals) and arrivals[self._arrived] <= self._now_ps:
             self._arrive()
+        while self._quits and self._quits[0][0] <= self._now_ps:
+            self._abort(*self._quits.pop(0))
+        if not self._scheduler.get_num_unfinished_requests():
+            return True
         ran = list(self._scheduler.running)
         output = self._scheduler.schedule()
         lost = [int(one.request_id) for one in ran if one.status == RequestStatus.PREEMPTED]
@@ -226,6 +231,14 @@ class _Episode:
                                       case["priority"][slot], case["arrival_ps"][slot], self._block))
         self._scheduler.add_request(self._requests[-1])
         self._arrived += 1
+
+    def _abort(self, at_ps: int, slot: int) -> None:
+        """A client leaves, as `EngineCore.abort_requests` lets it; what is done already stays so."""
+        name = f"{slot:09d}"
+        if name in self._scheduler.requests:
+            running = self._scheduler.requests[name].status == RequestStatus.RUNNING
+            self._finish[slot] = self._now_ps if running else at_ps
+            self._scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def _begin(self, output: Any) -> None:
         """An iteration is queued: it begins as the one before it ends."""
