@@ -17,11 +17,13 @@ from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sharing import Chat, Groups, form_of, hash_blocks, parse_chat, parse_groups
 from ooco_gym.workload.trace import BLOCK_TOKENS, HOW, Trace, is_set, merge
+from ooco_gym.workload.trees import Agents, Rollouts, draw_jobs
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _OF_FILES = ("path", "mix", *HOW)
 _USE = (*_OF_FILES, "scale", "defaults")
 MAX_REQUESTS = 100_000_000
+JOBS: Mapping[str, type[Agents | Rollouts]] = {"agents": Agents, "rollouts": Rollouts}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class WorkloadSpec:
         lengths: of the requests' prompts and outputs.
         peak_start_s: time of day at which the busiest four hours that include the highest rate
             begin.
-        sharing: what prompts share: conversations, or groups of documents; None: nothing.
+        sharing: what prompts share: conversations, groups of documents, or jobs of several calls; None: nothing.
         clients: workloads that compose this one; empty if it is drawn as a whole.
         scale: multiplies the rate of `arrivals`.
     """
@@ -43,7 +45,7 @@ class WorkloadSpec:
     arrivals: Arrivals
     lengths: LengthModel
     peak_start_s: float
-    sharing: Chat | Groups | None = None
+    sharing: Chat | Groups | Agents | Rollouts | None = None
     clients: tuple[WorkloadSpec, ...] = ()
     scale: float = 1.0
 
@@ -174,11 +176,13 @@ def client_shares(clients: Sequence[Mapping[str, Any]], where: str, known: Itera
     return shares
 
 
-def _sharing(keys: GeneratorKeys, where: str, lengths: LengthModel) -> Chat | Groups | None:
+def _sharing(keys: GeneratorKeys, where: str, lengths: LengthModel) -> Chat | Groups | Agents | Rollouts | None:
     if keys.sharing is None:
         return None
-    chat = form_of(keys.sharing, where) == "chat"
-    return parse_chat(keys.sharing, where, lengths) if chat else parse_groups(keys.sharing, where)
+    form = form_of(keys.sharing, where)
+    if form in JOBS:
+        return JOBS[form].read(keys.sharing, where)
+    return parse_chat(keys.sharing, where, lengths) if form == "chat" else parse_groups(keys.sharing, where)
 
 
 def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *, start_s: float = 0.0,
@@ -226,6 +230,8 @@ def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int
         return merge(*parts, name=workload.name)
     window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "stream": stream, "rate_scale": rate_scale}
     sharing, salt = workload.sharing, f"{stream}/{seed}/hashes"
+    if isinstance(sharing, Agents | Rollouts):
+        return draw_jobs(sharing, workload.arrivals, workload.lengths, salt=salt, name=workload.name, **window)
     if isinstance(sharing, Chat):
         arrival_s, prompt, output, number, own = sharing.draw(workload.arrivals, workload.lengths, **window)
         hashes = hash_blocks(prompt, prompt // BLOCK_TOKENS, number, own, salt, sharing.common_blocks)

@@ -24,6 +24,7 @@ from ooco_gym.workload.mix import YAML, MixPart, Source, is_file, is_trace_file,
 from ooco_gym.workload.sessions import CLOSED, OPEN, Think, Turns, at_most, check_mode, close_sessions
 from ooco_gym.workload.trace import DEFAULT_CLASSES, HOW, Trace, class_ids, is_set, merge
 from ooco_gym.workload.transforms import scale, with_own_numbers
+from ooco_gym.workload.trees import Agents
 
 if TYPE_CHECKING:
     from ooco_gym.workload.trace_file import TraceFile
@@ -268,7 +269,7 @@ def resolve_workload(spec: Source) -> Workload:
     if not isinstance(spec, Mapping):
         text = os.fspath(spec)
         parts = tuple(map(_resolved, parse_workload(text)))
-        closed = any(not isinstance(part.source, WorkloadSpec) and part.source.untimed for part in parts)
+        closed = any(waits_of(part.source) for part in parts)
         return Workload(text, parts, sessions=CLOSED if closed else OPEN).from_first_request()
     values = plain(spec)
     given, clients = values.pop("sessions", None), values.pop("concurrency", None)
@@ -302,7 +303,15 @@ def resolve_workload(spec: Source) -> Workload:
     if values.get("mix") is not None:
         return replace(resolve_workload(str(values["mix"])), factor=factor)
     one = load_spec(values)
-    return Workload(one.name, (WorkloadPart(one.name, replace(one, scale=1.0)),), factor)
+    return Workload(one.name, (WorkloadPart(one.name, replace(one, scale=1.0)),), factor,
+                    CLOSED if waits_of(one) else OPEN)
+
+
+def waits_of(source: WorkloadSpec | TraceFile) -> bool:
+    """Returns whether requests wait for others, as some have no time of their own."""
+    if not isinstance(source, WorkloadSpec):
+        return source.untimed
+    return isinstance(source.sharing, Agents) or any(map(waits_of, source.clients))
 
 
 def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed: int,

@@ -17,7 +17,7 @@ from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import MAX_REQUESTS, NOTES, client_shares, generate_lengths, load_lengths
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.lengths import LengthModel
-from ooco_gym.workload.sharing import Groups, form_of, hash_blocks, parse_groups
+from ooco_gym.workload.sharing import GROUPS, Groups, form_of, hash_blocks, parse_groups
 from ooco_gym.workload.trace import Trace
 
 BACKLOG_JOBS_PER_S = 20.0
@@ -208,8 +208,9 @@ def _clients(keys: OfflineKeys, values: Mapping[str, Any]) -> tuple[tuple[float,
 def _sharing(values: Mapping[str, Any]) -> Groups | None:
     if values.get("sharing") is None:
         return None
-    if form_of(values["sharing"], "offline.sharing") == "chat":
-        raise UserError("offline.sharing.form 'chat' needs arrivals of its own, which offline requests do not have; "
+    form = form_of(values["sharing"], "offline.sharing")
+    if form not in GROUPS:
+        raise UserError(f"offline.sharing.form '{form}' needs arrivals of its own, which offline requests do not have; "
                         "expected documents or few_shot")
     return parse_groups(values["sharing"], "offline.sharing")
 

@@ -31,7 +31,7 @@ from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, Trace
 
-FORMS = ("chat", "documents", "few_shot")
+FORMS = ("chat", "documents", "few_shot", "agents", "rollouts")
 GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
 MOST_TURNS = 40

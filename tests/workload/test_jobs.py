@@ -12,8 +12,8 @@ import pytest
 from ooco_gym import Scenario, UserError, simulate
 from ooco_gym.metrics import requests_table
 from ooco_gym.sim.state import PS_PER_S
-from ooco_gym.workload import Trace, merge, read_trace, write_trace
-from ooco_gym.workload.sessions import close_sessions, edges_of
+from ooco_gym.workload import Trace, generate, merge, read_trace, resolve_workload, write_trace
+from ooco_gym.workload.sessions import close_sessions, edges_of, in_order, previous_turns
 from ooco_gym.workload.transforms import scale, with_own_numbers
 
 HEAD = "arrival_s,prompt_tokens,output_tokens,id,after,job,think_s"
@@ -133,3 +133,41 @@ def test_a_turn_of_a_coding_agent_waits_for_its_subagents(tmp_path: Path) -> Non
     assert trace.think_s is not None
     assert trace.think_s[[second, sub, other, more, third]].tolist() == [2.0, 1.0, 1.5, 1.0, 0.5]
     assert len(np.unique(trace.job)) == 1
+
+
+def test_generated_agents_are_trees_that_grow() -> None:
+    """A turn begins with the one before it, subagents follow the turn that starts them, the next turn all of them."""
+    trace = generate("agents", duration_s=300, seed=4)
+    assert trace.job is not None and trace.session is not None and trace.key is not None and trace.after is not None
+    assert trace.equals(generate("agents", duration_s=600, seed=4).slice_time(0, 300))
+    turns = resolve_workload("agents").turns(trace, 4)
+    assert turns is not None
+    sources, targets = turns.edges
+    assert (trace.job[sources] == trace.job[targets]).all() and len(in_order(turns.edges, len(trace))) == len(trace)
+    previous, _ = previous_turns(trace.session)
+    later = np.flatnonzero(previous >= 0)
+    before = previous[later]
+    assert (trace.prompt_tokens[later] > trace.prompt_tokens[before] + trace.output_tokens[before]).all()
+    offsets, values = trace.prefix_hashes or (np.zeros(0), np.zeros(0))
+    for one, other in zip(before.tolist(), later.tolist(), strict=True):
+        whole = int(trace.prompt_tokens[one]) // 512
+        known = values[offsets[one] : offsets[one] + whole]
+        assert np.array_equal(known, values[offsets[other] : offsets[other] + whole])
+    roots = np.setdiff1d(np.arange(len(trace)), targets)
+    assert len(roots) == len(np.unique(trace.job)), "a job begins with one call"
+    assert len({tuple(values[offsets[one] : offsets[one] + 4]) for one in roots.tolist()}) == 1, "tools are shared"
+    counts = np.bincount(targets, minlength=len(trace))
+    assert set(counts[counts > 1].tolist()) == {4}, "a turn waits for the one before it and for three subagents"
+
+
+def test_generated_rollouts_are_groups_with_one_prompt(tmp_path: Path) -> None:
+    trace = generate("rollouts", duration_s=200, seed=2)
+    assert trace.job is not None and resolve_workload("rollouts").turns(trace, 2) is None
+    groups, place, counts = np.unique(trace.job, return_inverse=True, return_counts=True)
+    assert (counts == 8).all()
+    prompts = [set(trace.prompt_tokens[place == group].tolist()) for group in range(len(groups))]
+    assert all(len(one) == 1 for one in prompts) and len(np.unique(trace.output_tokens[:8])) > 4
+    path = tmp_path / "rollouts.parquet"
+    write_trace(trace, path)
+    run = simulate(Scenario(workload={"path": str(path), "class": "offline"}, cluster="mixed_h100_8b"), "deadline")
+    assert run.summary["jobs"]["arrived"] == run.summary["jobs"]["done"] == len(groups)
