@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from experiments.registry import Range, Test, claim, measured
 from experiments.study import Study, by
-from ooco_gym.study.table import Metric
+from ooco_gym.study.table import Answer, Metric
 
 DAYS = {"ooc": {"workload": "ooc", "duration_s": 14400.0}, "azure_conv": "azure_conv", "azure_code": "azure_code"}
 # `deadline` as tuned on seeds 101 and 102 (docs/field.md), and as one search found it on ooc.
@@ -211,6 +215,102 @@ def field(study: Study) -> Iterator[Test]:
     for day in DAYS:
         yield Test(day, offline.at(workload=day).ratio({"policy": "deadline"}, {"policy": ["first", "second"]}),
             holds=(1.0, None))
+
+
+# Loads of docs/elastic.md, four hours around each one's ramp; rules as tuned on seeds 101 to 104, two hours of it: the
+# cheapest setting of at most eight that was late for at most 3 %, of static counts also one fewer.
+RAMPS = {"azure_code": {"workload": "azure_code", "rate_scale": 0.3, "start_s": 43200.0},
+    "azure_conv": {"workload": "azure_conv", "rate_scale": 0.25, "start_s": 36000.0},
+    "ooc": {"workload": "ooc", "rate_scale": 0.15, "start_s": 72000.0}}
+FLEETS = {
+    "static": {"azure_code": "static,scale.instances=6", "azure_conv": "static,scale.instances=4",
+        "ooc": "static,scale.instances=5"},
+    "one fewer": {"azure_code": "static,scale.instances=5", "azure_conv": "static,scale.instances=3",
+        "ooc": "static,scale.instances=4"},
+    "planner_sla": {"azure_code": "planner_sla,scale.utilization=0.5", "ooc": "planner_sla,scale.utilization=0.5",
+        "azure_conv": "planner_sla,scale.utilization=0.6"},
+    "headroom": {"azure_code": "headroom,scale.utilization=0.7", "azure_conv": "headroom,scale.utilization=0.8",
+        "ooc": "headroom,scale.utilization=0.8"},
+    "token_velocity": {"azure_code": "token_velocity,scale.utilization=0.45",
+        "azure_conv": "token_velocity,scale.utilization=0.6", "ooc": "token_velocity,scale.utilization=0.5"},
+    "clairvoyant": {"azure_code": "clairvoyant,scale.utilization=0.6", "ooc": "clairvoyant,scale.utilization=0.6",
+        "azure_conv": "clairvoyant,scale.utilization=0.7"}}
+SCALED = ["planner_sla", "headroom", "token_velocity"]
+
+
+def _fleet(study: Study, axes: Mapping[str, Any], **scenario: Any) -> tuple[Metric, Metric, Metric]:
+    """Plays and shows elastic fleets; returns chips paid for, offline work and late online requests."""
+    runs = study.play(axes, scenario={"timing": "ooco", "cluster": "elastic_7b", **scenario})
+    chips, work, late = (runs[name] for name in (
+        "fleet.chips", "offline.reference_gpu_s_per_s", "online.violation_rate"))
+    study.show({"chips": chips, "late": late, "offline work": work, "starts": runs["fleet.starts"]})
+    return chips, work, late
+
+
+def _cheapest(cost: Metric, late: Metric, **labels: Any) -> np.ndarray:
+    """Returns a cost by seed at the cheapest of some points that are late for at most 3 %; if none is, at the one that
+    is least late."""
+    costs, lates = cost.where(labels).values, late.where(labels).values.mean(axis=1)
+    holds = lates <= max(0.03, float(lates.min()))
+    return costs[int(np.argmin(np.where(holds, costs.mean(axis=1), np.inf)))]
+
+
+def _priced(chips: Metric, work: Metric, price: float) -> Metric:
+    """Returns chips less offline work in reference GPUs at a price."""
+    return replace(chips, values=chips.values - price * work.values)
+
+
+@claim("Scaling and co-location on a ramp", "elastic.md#co-locate-scale-or-both", blocks=("9701:9711", "9801:9811"))
+def elastic_ramp(study: Study) -> Iterator[Test]:
+    """With at most 3 % violations the cheapest tuned controller pays for fewer chips than the fewest static ones where
+    load doubles within four hours, with offline work beside it."""
+    chips, work, late = _fleet(study, {"workload": RAMPS, "offline.rate": [1.0, 0.0],
+        "policy": {name: by("workload", {load: f"deadline:scale={rule}" for load, rule in rules.items()})
+            for name, rules in FLEETS.items()}}, duration_s=14400.0)
+    for load, rate, price in itertools.product(RAMPS, (1.0, 0.0), (0.0, 0.5)):
+        if rate < price:
+            continue
+        here, cost = {"workload": load, "offline.rate": rate}, _priced(chips, work, price)
+        static = _cheapest(cost, late, **here, policy=["static", "one fewer"])
+        for who, names in (("scaled", SCALED), ("clairvoyant", ["clairvoyant"])):
+            more = " without offline work" if rate == 0.0 else f", offline work at {price:g}" if price else ""
+            yield Test(f"{load}: {who} over static{more}", Answer(_cheapest(cost, late, **here, policy=names) / static,
+                chips.seeds), holds=(None, 1.0) if who == "scaled" and not more and load != "azure_conv" else None)
+
+
+# Offline requests at 4/s alone keep two chips busy, of which 1.7 compute.
+APART = 2.0
+DAYS_OF = {"azure_code": {"workload": "azure_code", "rate_scale": 0.3},
+    "azure_conv": {"workload": "azure_conv", "rate_scale": 0.25}}
+DAY_FLEETS = {
+    "static": {"azure_code": "static,scale.instances=7", "azure_conv": "static,scale.instances=4"},
+    "one fewer": {"azure_code": "static,scale.instances=6", "azure_conv": "static,scale.instances=3"},
+    "planner_sla": FLEETS["planner_sla"],
+    "with more room": {"azure_code": "planner_sla,scale.utilization=0.4",
+        "azure_conv": "planner_sla,scale.utilization=0.5"},
+    "clairvoyant": FLEETS["clairvoyant"]}
+
+
+@claim("Scaling and co-location over a day", "elastic.md#co-locate-scale-or-both", blocks=("9701:9703", "9801:9803"))
+def elastic_day(study: Study) -> Iterator[Test]:
+    """Over a day with at most 3 % violations, offline work beside online work on a fleet that scales costs less than
+    on a static one, and than offline work on chips of its own beside a fleet that scales."""
+    chips, _, late = _fleet(study, {"workload": DAYS_OF, "offline.rate": [4.0, 0.0],
+        "policy": {name: by("workload", {load: f"deadline:scale={rule}" for load, rule in rules.items()})
+            for name, rules in DAY_FLEETS.items()}}, duration_s=86400.0, start_s=0.0)
+    for load in DAYS_OF:
+        found = {}
+        for rate, more in ((4.0, 0.0), (0.0, APART)):
+            for who, names in (("static", ["static", "one fewer"]), ("scaled", ["planner_sla", "with more room"]),
+                    ("clairvoyant", ["clairvoyant"])):
+                here = {"workload": load, "offline.rate": rate, "policy": names}
+                found[who, rate] = more + _cheapest(chips, late, **here)
+        for what, one in (("neither", ("static", 0.0)), ("co-location alone", ("static", 4.0)), ("scaling alone",
+                ("scaled", 0.0)), ("both", ("scaled", 4.0)), ("both, clairvoyant", ("clairvoyant", 4.0))):
+            yield Test(f"{load}: chips, {what}", Answer(found[one], chips.seeds))
+        for what, other in (("co-location", ("static", 4.0)), ("scaling", ("scaled", 0.0))):
+            yield Test(f"{load}: both over {what} alone", Answer(found["scaled", 4.0] / found[other], chips.seeds),
+                holds=(None, 1.0))
 
 
 @claim("A learned gate for pools", "learned.md#what-learned_gate-sustains", blocks=("9301:9311", "9401:9411"))
