@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from experiments.elastic import planned, window_of
 from experiments.sizes import BatchBench, Planner, Sized, sized
 from ooco_gym.cluster import ROLES
 from ooco_gym.errors import UserError
@@ -73,26 +74,34 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     options = plain(cfg)
     policies, seeds, price = names_of(options), seeds_of(options["seeds"]), price_of(options)
-    base, batch = _load(scenario_of(cfg))
+    base, batch = _load(window_of(scenario_of(cfg), options["elastic"]))
     if base.load_cluster().roles == ROLES:
         raise UserError(f"cluster '{base.load_cluster().name}': plan finds a number of mixed instances, or of relaxed "
                         "and strict ones; leave out one kind")
+    if batch and options["elastic"]:
+        raise UserError("elastic=true: a trace of offline requests alone has no load that rises and falls")
     said = say_played(base)
     say_clock(base, policies=policies)
     rate = float(options["offline"]["rate"] or 0.0)
     limits = NONE_LATE if batch else Limits(**options["limits"])
     rows: list[dict[str, Any]] = []
+    question = _question(base, batch, rate, options)
     with Jobs.of(options) as jobs, jobs.progress("plan"):
+        planners = []
         for policy in policies:
             scenario = base.on_kind(get_policy(policy).mixed)
             bench = (BatchBench if batch else Bench)(jobs, scenario, seeds, scenario.load_slo().tpot_from, limits,
                                                      SearchPlan(**options["search"]))
-            rows.append((_batch_row if batch else _row)(Planner(policy, bench), rate, options))
+            planners.append(Planner(policy, bench))
+        if options["elastic"]:
+            found = planned(planners, rate, price, options, question)
+            return {"schema": SCHEMA, "question": question, "limits": limits.words(), "offline_rate": rate,
+                    "seeds": list(seeds), "results": found, **jobs.counts()}
+        rows += [(_batch_row if batch else _row)(planner, rate, options) for planner in planners]
     for row in rows:
         row["cluster_file"] = str(Path(options["out"]) / f"{re.sub(r'[^a-z0-9.]+', '_', row['policy'])}.yaml")
         with atomic_write(row["cluster_file"]) as temporary:
             temporary.write_text(yaml.safe_dump(as_json(row["cluster"], 6), sort_keys=False), encoding="utf-8")
-    question = _question(base, batch, rate, options)
     table = Table.of(BATCH_COLUMNS, rows, question, "Total tokens are prompt and output tokens over the makespan.") if (
         batch) else _table(rows, question, len(seeds), limits)
     table.show(console(), unbroken=2)

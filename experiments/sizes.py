@@ -155,7 +155,8 @@ class BatchBench(Bench):
 
 
 def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
-    """Returns the scenario's cluster with `size` instances by role, as in a cluster file.
+    """Returns the scenario's cluster with `size` instances by role, as in a cluster file; those that scale are
+    always on.
 
     Raises:
         UserError: a role has instances of several kinds.
@@ -166,5 +167,9 @@ def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
             raise UserError(f"cluster '{cluster.name}': pool '{role}' has groups of different instances; expected one "
                             "group, whose count a plan changes")
     values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
-    pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
+    pools = {}
+    for role, count in size.items():
+        group = getattr(cluster, role)[0]
+        always_on = {"min": count, "max": count} if group.scales else {}
+        pools[role] = [vars(replace(group, count=count, **always_on))]
     return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}

@@ -238,6 +238,14 @@ FLEETS = {
 SCALED = ["planner_sla", "headroom", "token_velocity"]
 
 
+def _steered(fleets: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Returns the policies of some scaling rules by workload."""
+    named = {}
+    for name, rules in fleets.items():
+        named[name] = by("workload", {load: f"deadline:scale={rule}" for load, rule in rules.items()})
+    return named
+
+
 def _fleet(study: Study, axes: Mapping[str, Any], **scenario: Any) -> tuple[Metric, Metric, Metric]:
     """Plays and shows elastic fleets; returns chips paid for, offline work and late online requests."""
     runs = study.play(axes, scenario={"timing": "ooco", "cluster": "elastic_7b", **scenario})
@@ -265,8 +273,7 @@ def elastic_ramp(study: Study) -> Iterator[Test]:
     """With at most 3 % violations the cheapest tuned controller pays for fewer chips than the fewest static ones where
     load doubles within four hours, with offline work beside it."""
     chips, work, late = _fleet(study, {"workload": RAMPS, "offline.rate": [1.0, 0.0],
-        "policy": {name: by("workload", {load: f"deadline:scale={rule}" for load, rule in rules.items()})
-            for name, rules in FLEETS.items()}}, duration_s=14400.0)
+        "policy": _steered(FLEETS)}, duration_s=14400.0)
     for load, rate, price in itertools.product(RAMPS, (1.0, 0.0), (0.0, 0.5)):
         if rate < price:
             continue
@@ -296,8 +303,7 @@ def elastic_day(study: Study) -> Iterator[Test]:
     """Over a day with at most 3 % violations, offline work beside online work on a fleet that scales costs less than
     on a static one, and than offline work on chips of its own beside a fleet that scales."""
     chips, _, late = _fleet(study, {"workload": DAYS_OF, "offline.rate": [4.0, 0.0],
-        "policy": {name: by("workload", {load: f"deadline:scale={rule}" for load, rule in rules.items()})
-            for name, rules in DAY_FLEETS.items()}}, duration_s=86400.0, start_s=0.0)
+        "policy": _steered(DAY_FLEETS)}, duration_s=86400.0, start_s=0.0)
     for load in DAYS_OF:
         found = {}
         for rate, more in ((4.0, 0.0), (0.0, APART)):

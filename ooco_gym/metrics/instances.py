@@ -92,18 +92,23 @@ def fleet_metrics(run: RunRecord) -> dict[str, Any]:
     prices = [pool.price_per_chip_hour for pool in pools for _ in range(pool.ranks)]
     if None not in prices:
         found["per_hour"] = float((np.array(prices) * chips * used_s).sum()) / window_s
-    return {"fleet": {**found, "over_time": _over_time(run)}}
+    return {"fleet": {**found, "over_time": _over_time(run, found["chip_s"])}}
 
 
-def _over_time(run: RunRecord) -> dict[str, list[float]]:
-    """Returns by equal parts of the window, of a day by hours: its begin, the chips paid for, online arrivals."""
+def _over_time(run: RunRecord, chip_s: float) -> dict[str, list[float]]:
+    """Returns by equal parts of the window, of a day by hours: its begin, the chips paid for, online arrivals. Inside
+    of a scaling rule's interval, chips are its mean."""
     assert run.tides is not None
-    edges_s = np.linspace(*run.window_s, 1 + PARTS)
-    known_s = run.scenario.cluster.scale_interval_s * np.arange(1 + run.tides.shape[1])
-    found = {"t_s": (edges_s[:-1] - edges_s[0]).tolist()}
-    for name, sums in (("chips", run.tides[4]), ("online_per_s", run.tides[0].cumsum())):
-        found[name] = (np.diff(np.interp(edges_s, known_s, np.append(0.0, sums))) / np.diff(edges_s)).tolist()
-    return found
+    (start_s, end_s), interval_s = run.window_s, run.scenario.cluster.scale_interval_s
+    edges_s = np.linspace(start_s, end_s, 1 + PARTS)
+    known_s = interval_s * np.arange(1 + run.tides.shape[1])
+    used_s = np.append(0.0, run.tides[4])[known_s < end_s]
+    known_s = known_s[known_s < end_s]
+    used_s = np.append(used_s, np.interp(start_s, known_s, used_s) + chip_s)
+    used_s = np.interp(edges_s, np.append(known_s, end_s), used_s)
+    arrivals_s = run.requests["arrival_ps"][run.requests["online"] == 1] / PS_PER_S
+    return {"t_s": (edges_s[:-1] - start_s).tolist(), "chips": (np.diff(used_s) / np.diff(edges_s)).tolist(),
+            "online_per_s": (np.histogram(arrivals_s, edges_s)[0] / np.diff(edges_s)).tolist()}
 
 
 def offloading_metrics(run: RunRecord) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from pyarrow import parquet
@@ -180,6 +181,32 @@ def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
     assert summary("given")["results"][0]["chips"] == 8
     assert main([*trial, "offline.rate=0", "most=2", "out=no"]) == 2
     assert "most=2 instances are too few for 'base_pd'" in capsys.readouterr().err
+
+
+def test_a_plan_of_an_elastic_fleet_stands_beside_the_fewest_chips_always_on(capsys):
+    """The fleet costs what it pays for, and one chip fewer than those always on breaks the SLOs."""
+    group = "{chip: h100, count: 2, min: 1, max: 4, start_s: 5}"
+    Path("fleet.yaml").write_text(f"{{name: fleet, model: llama_3_1_8b, scale_interval_s: 5, mixed: [{group}]}}")
+    trial = ["plan", "elastic=true", "workload=azure_code", "protocol=brief.yaml", "workers=1", "seeds=[1]",
+             "policies=['deadline:scale=token_velocity,scale.utilization=0.3']", "start_s=43200", "duration_s=240",
+             "limits={kept_up:0.0,kept_up_service:0.0}", "offline.rate=0"]
+    assert main([*trial, "rate_scale=1.3", "cluster=fleet.yaml", "price_per_chip_hour=2", "out=P"]) == 0
+    (row,) = summary("P")["results"]
+    assert row["holds"] and row["static_violations"]["mean"] <= 0.03 and row["starts_per_day"] > 0.0
+    assert row["cost_per_day"] == pytest.approx(48 * row["chips"], rel=1e-5)
+    assert row["static_cost_per_day"] == 48 * row["static_chips"]
+    assert np.mean(row["over_time"]["chips"]) == pytest.approx(row["chips"]) and len(set(row["over_time"]["chips"])) > 1
+    fewer = f"policies=['deadline:scale=static,scale.instances={round(row['static_chips']) - 1}']"
+    assert row["static_chips"] > 1 and main(["compare", *trial[2:6], fewer, *trial[7:9], "rate_scale=1.3",
+                                             "offline.rate=0", "cluster=fleet.yaml", "out=fewer"]) == 0
+    late = next(one for one in summary("fewer")["results"] if one["metric"] == "online.violation_rate")
+    assert late["mean"] > 0.03
+    page = Page("P/plan.html")
+    assert [line[0] for line in page.tables[1][1:3]] == ["12:00", "12:00"] and len(page.tables[1]) == 25
+    for more, said in ((["rate_scale=1.3"], "no group of cluster 'pair_7b' has min and max"),
+                       (["cluster=fleet.yaml", "rate_scale=1.3", "chips=4"], "chips=4 is of fleets that do not scale")):
+        assert main([*trial, *more, "out=no"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():
