@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -221,28 +221,21 @@ def field(study: Study) -> Iterator[Test]:
 # cheapest setting of at most eight that was late for at most 3 %, of static counts also one fewer.
 RAMPS = {"azure_code": {"workload": "azure_code", "rate_scale": 0.3, "start_s": 43200.0},
     "azure_conv": {"workload": "azure_conv", "rate_scale": 0.25, "start_s": 36000.0},
-    "ooc": {"workload": "ooc", "rate_scale": 0.15, "start_s": 72000.0}}
-FLEETS = {
-    "static": {"azure_code": "static,scale.instances=6", "azure_conv": "static,scale.instances=4",
-        "ooc": "static,scale.instances=5"},
-    "one fewer": {"azure_code": "static,scale.instances=5", "azure_conv": "static,scale.instances=3",
-        "ooc": "static,scale.instances=4"},
-    "planner_sla": {"azure_code": "planner_sla,scale.utilization=0.5", "ooc": "planner_sla,scale.utilization=0.5",
-        "azure_conv": "planner_sla,scale.utilization=0.6"},
-    "headroom": {"azure_code": "headroom,scale.utilization=0.7", "azure_conv": "headroom,scale.utilization=0.8",
-        "ooc": "headroom,scale.utilization=0.8"},
-    "token_velocity": {"azure_code": "token_velocity,scale.utilization=0.45",
-        "azure_conv": "token_velocity,scale.utilization=0.6", "ooc": "token_velocity,scale.utilization=0.5"},
-    "clairvoyant": {"azure_code": "clairvoyant,scale.utilization=0.6", "ooc": "clairvoyant,scale.utilization=0.6",
-        "azure_conv": "clairvoyant,scale.utilization=0.7"}}
+    "ooc": {"workload": "ooc", "rate_scale": 0.15, "start_s": 72000.0},
+    "code and chat": {"workload": "azure_code+azure_conv", "rate_scale": 0.15, "start_s": 43200.0}}
+FLEETS = {"static": ("instances", (6, 4, 5, 5)), "one fewer": ("instances", (5, 3, 4, 4)),
+    "planner_sla": ("utilization", (0.5, 0.6, 0.5, 0.6)), "headroom": ("utilization", (0.7, 0.8, 0.8, 0.8)),
+    "token_velocity": ("utilization", (0.45, 0.6, 0.5, 0.5)), "clairvoyant": ("utilization", (0.6, 0.7, 0.6, 0.7))}
 SCALED = ["planner_sla", "headroom", "token_velocity"]
 
 
-def _steered(fleets: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Returns the policies of some scaling rules by workload."""
+def _steered(fleets: Mapping[str, tuple[str, Sequence[float]]]) -> dict[str, Any]:
+    """Returns the policies of some scaling rules by workload, in the order of `RAMPS`."""
     named = {}
-    for name, rules in fleets.items():
-        named[name] = by("workload", {load: f"deadline:scale={rule}" for load, rule in rules.items()})
+    for name, (key, values) in fleets.items():
+        rule = {"one fewer": "static", "with more room": "planner_sla"}.get(name, name)
+        policies = [f"deadline:scale={rule},scale.{key}={value}" for value in values]
+        named[name] = by("workload", dict(zip(RAMPS, policies, strict=False)))
     return named
 
 
@@ -287,36 +280,26 @@ def elastic_ramp(study: Study) -> Iterator[Test]:
 
 # Chips that offline requests at 1/s need alone.
 APART = 1.0
-DAYS_OF = {"azure_code": {"workload": "azure_code", "rate_scale": 0.3},
-    "azure_conv": {"workload": "azure_conv", "rate_scale": 0.25}}
-DAY_FLEETS = {
-    "static": {"azure_code": "static,scale.instances=7", "azure_conv": "static,scale.instances=4"},
-    "one fewer": {"azure_code": "static,scale.instances=6", "azure_conv": "static,scale.instances=3"},
-    "planner_sla": FLEETS["planner_sla"],
-    "with more room": {"azure_code": "planner_sla,scale.utilization=0.4",
-        "azure_conv": "planner_sla,scale.utilization=0.5"},
-    "clairvoyant": FLEETS["clairvoyant"]}
+DAY_FLEETS = {"static": ("instances", (7,)), "one fewer": ("instances", (6,)), "planner_sla": FLEETS["planner_sla"],
+    "with more room": ("utilization", (0.4,)), "clairvoyant": FLEETS["clairvoyant"]}
 
 
-@claim("Scaling and co-location over a day", "elastic.md#co-locate-scale-or-both", blocks=("9701:9703", "9801:9803"))
+@claim("Scaling and co-location over a day", "elastic.md#co-locate-scale-or-both", blocks=("9701:9702", "9801:9802"))
 def elastic_day(study: Study) -> Iterator[Test]:
-    """Over a day with at most 3 % violations, offline work beside online work on a fleet that scales costs less than
-    on a static one, and than offline work on chips of its own beside a fleet that scales."""
-    chips, _, late = _fleet(study, {"workload": DAYS_OF, "offline.rate": [1.0, 0.0],
-        "policy": _steered(DAY_FLEETS)}, duration_s=86400.0, start_s=0.0)
-    for load in DAYS_OF:
-        found = {}
-        for rate, more in ((1.0, 0.0), (0.0, APART)):
-            for who, names in (("static", ["static", "one fewer"]), ("scaled", ["planner_sla", "with more room"]),
-                    ("clairvoyant", ["clairvoyant"])):
-                here = {"workload": load, "offline.rate": rate, "policy": names}
-                found[who, rate] = more + _cheapest(chips, late, **here)
-        for what, one in (("neither", ("static", 0.0)), ("co-location alone", ("static", 1.0)), ("scaling alone",
-                ("scaled", 0.0)), ("both", ("scaled", 1.0)), ("both, clairvoyant", ("clairvoyant", 1.0))):
-            yield Test(f"{load}: chips, {what}", Answer(found[one], chips.seeds))
-        for what, other in (("co-location", ("static", 1.0)), ("scaling", ("scaled", 0.0))):
-            yield Test(f"{load}: both over {what} alone", Answer(found["scaled", 1.0] / found[other], chips.seeds),
-                holds=(None, 1.0))
+    """Over a day of code completion with at most 3 % violations, offline work beside online work on a fleet that
+    scales costs less than on a static one, and than on chips of its own beside a fleet that scales."""
+    chips, _, late = _fleet(study, {"workload": {"azure_code": {"workload": "azure_code", "rate_scale": 0.3}},
+        "offline.rate": [1.0, 0.0], "policy": _steered(DAY_FLEETS)}, duration_s=86400.0, start_s=0.0)
+    found = {}
+    for (rate, more), (who, names) in itertools.product(((1.0, 0.0), (0.0, APART)), (("clairvoyant", ["clairvoyant"]),
+            ("static", ["static", "one fewer"]), ("scaled", ["planner_sla", "with more room"]))):
+        found[who, rate] = more + _cheapest(chips, late, **{"offline.rate": rate, "policy": names})
+    for what, one in (("neither", ("static", 0.0)), ("co-location alone", ("static", 1.0)), ("scaling alone",
+            ("scaled", 0.0)), ("both", ("scaled", 1.0)), ("both, clairvoyant", ("clairvoyant", 1.0))):
+        yield Test(f"chips, {what}", Answer(found[one], chips.seeds))
+    for what, other in (("co-location", ("static", 1.0)), ("scaling", ("scaled", 0.0))):
+        yield Test(f"both over {what} alone", Answer(found["scaled", 1.0] / found[other], chips.seeds),
+            holds=(None, 1.0))
 
 
 @claim("A learned gate for pools", "learned.md#what-learned_gate-sustains", blocks=("9301:9311", "9401:9411"))
