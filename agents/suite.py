@@ -21,7 +21,7 @@ from agents.evaluation.evaluate import depends_on, jobs_of, play_job
 from agents.evaluation.players import function_of, load_learned
 from agents.score.command import score
 from agents.score.program import write_program
-from agents.score.windows import METRICS, arranged, scores, simulated
+from agents.score.windows import METRICS, arranged, scores, simulated, tracks_for
 from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, unknown
@@ -30,13 +30,14 @@ from ooco_gym.peak import file_stamps
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Table, percent
 from ooco_gym.report.terminal import track
-from ooco_gym.resources import conf_root
+from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.schema import plain, whole
 from ooco_gym.study.runs import in_processes, policy_identity
 from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
-OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
+# Results of a suite by its name: here, and in a wheel.
+OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -86,22 +87,23 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     """The tasks to run: those asked for, else all of the policy's track.
 
     Raises:
-        UserError: an unknown task, or tasks of both tracks.
+        UserError: an unknown task, or tasks of several tracks.
     """
     suite, known, track = config["suite"], config["suite"]["tasks"], config["track"]
     if track not in (None, *suite["tracks"]):
         raise unknown("track of the suite", track, suite["tracks"])
     if _simulated(policy):
-        mixed = get_policy(policy).mixed
+        fit = tracks_for(suite, "mixed" if get_policy(policy).mixed else "pools")
     elif Path(policy).is_dir():
-        mixed = str(load_learned(policy).env.get("id", "")).endswith("Serving-v1")
+        env = load_learned(policy).env.get("id")
+        fit = [name for name, one in suite["tracks"].items() if load_yaml("env", one["env"])["id"] == env] or ["pools"]
     elif track is None:
         raise UserError(f"policy={policy} does not say which track a function is for; add track=pools or track=mixed")
     else:
-        mixed = track == "mixed"
-    own = "mixed" if mixed else "pools"
-    if track not in (None, own):
-        raise UserError(f"policy={policy} is for track {own}, not {track}")
+        fit = [track]
+    if track not in (None, *fit):
+        raise UserError(f"policy={policy} is for track {' or '.join(fit)}, not {track}")
+    own = track or fit[0]
     names = [name for name, one in known.items() if one["track"] == own]
     asked = names if config["tasks"] is None else config["tasks"]
     for name in (chosen := [asked] if isinstance(asked, str) else list(asked)):
@@ -127,6 +129,8 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
         asked = suite, task, policy, list(suite["seeds"])[:count]
         on = [*asked, file_stamps([env, changes]), policy_identity(policy)]
         return next(in_processes(_simulated_metrics, [asked], 1, cache=cache, depends=lambda _: on))
+    if measure := suite["tracks"][suite["tasks"][task]["track"]].get("measure"):
+        raise UserError(f"task {task} counts {measure}, a figure of whole windows; it takes a policy's name or rule")
     if changes:  # as a scenario, in which a share of the peak is a factor on the rate
         with closing(make_env(env)) as made:
             config = under(made.unwrapped.config, changes, f"suite.tasks.{task}")
@@ -180,10 +184,10 @@ def _is_result(path: Path) -> bool:
 
 
 def _table(config: dict[str, Any], out: Path) -> dict[str, Any]:
-    folders = [next((one for one in OURS if one.is_dir()), OURS[0]),
-               *([Path(str(config["results"]))] if config["results"] else [])]
+    ours = next((one for one in OURS if one.is_dir()), OURS[0]) / str(config["suite"]["name"])
+    folders = [ours, *([Path(str(config["results"]))] if config["results"] else [])]
     found = [read_result(path, config["suite"]) for folder in folders for path in sorted(folder.rglob("*.json"))
-             if path.parent in OURS or _is_result(path)]
+             if path.parent == ours or _is_result(path)]
     whole_ones = [one for one in found if one["complete"]]
     if not whole_ones:
         raise UserError(f"no complete result lies in {', '.join(map(str, folders))}; 'ooco-gym suite run' makes one")
@@ -198,8 +202,8 @@ def _table(config: dict[str, Any], out: Path) -> dict[str, Any]:
 
 def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
     """The table of each track, the best first."""
-    tables = []
-    for name in sorted({result["track"] for result in results}, reverse=True):
+    tables, played = [], {result["track"] for result in results}
+    for name in [name for name in dict.fromkeys([*load_yaml("suite", "v2")["tracks"], *played]) if name in played]:
         rows = sorted((result for result in results if result["track"] == name), key=lambda one: -one["iqm"]["value"])
         tasks = list(rows[0]["by_task"])
         heads = ("policy", "IQM (95 %)", "better than the reference", *(task.partition("_")[2] for task in tasks))

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.score.language import LONGEST, checked
 from agents.score.sandbox import Child, Limits, Lock
-from agents.score.windows import METRICS, scores, simulated
+from agents.score.windows import METRICS, scores, simulated, tracks_for
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, cache_path, write_json
 from ooco_gym.own_code import module_of_file, tell
@@ -64,7 +64,7 @@ def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
     short = {**suite, "horizon_s": number("score.window_s", settings["window_s"], 1.0),
              "warmup_s": number("score.warmup_s", settings["warmup_s"], 0.0)}
     compile_s, play_s = (number(f"score.{key}", config["score"][key], 0.1) for key in ("compile_s", "play_s"))
-    reference = str(suite["tracks"][rule.track]["reference"])
+    reference = str(suite["tracks"][suite["tasks"][tasks[0]]["track"]]["reference"])
     for task in tasks:  # all modules, chips and compiled functions, before the fork
         simulated({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1])
     addresses(Policy("", mixed=rule.track == "mixed").hooks())  # what a rule without them uses
@@ -104,9 +104,11 @@ def _seed(given: Any) -> int | None:
 
 
 def _tasks(config: Mapping[str, Any], rule: Rule, held_out: bool) -> list[str]:
-    known = [name for name, one in config["suite"]["tasks"].items() if one["track"] == rule.track]
-    if config["task"] is not None and config["task"] not in known:
-        raise unknown(f"task of track {rule.track}", config["task"], known)
+    tasks, tracks = config["suite"]["tasks"], tracks_for(config["suite"], rule.track)
+    if config["task"] is not None and tasks.get(config["task"], {}).get("track") not in tracks:
+        raise unknown(f"task of track {' or '.join(tracks)}", config["task"], [
+            name for name, one in tasks.items() if one["track"] in tracks])
+    known = [name for name, one in tasks.items() if one["track"] == tracks[0]]
     return [config["task"]] if config["task"] is not None else known if held_out else known[:1]
 
 
@@ -217,7 +219,7 @@ def _result(rule: Rule, suite: Mapping[str, Any], tasks: list[str], played: Any,
     rate = sum(sum(one["violated"]) for one in played.values()) / max(1, sum(sum(one["arrived"]) for one in
                                                                              played.values()))
     worst = min(tasks, key=lambda name: by_task[name]["score"])
-    loses = worst if by_task[worst]["score"] < 1.0 else None
+    loses = worst if by_task[worst]["score"] < 1.0 - 1e-9 else None
     lost = "" if loses is None else f"; it loses {loses} (score {by_task[loses]['score']:.3f}" + (
         ")" if by_task[loses]["feasible"] else f", {percent(by_task[loses]['violation_rate'], 1)} violations)")
     windows = f"seed {more['seed']}" if more["seed"] is not None else "public windows"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,15 @@ from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import Policy
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.simulation import simulate
 from ooco_gym.study.population import Candidate
 
 # Of a window: offline service (reference GPU-s/s), online requests that violate, and all; by its key in a summary.
 METRICS = {"service": "offline_reference_gpu_s_per_s", "violated": "online_violated", "arrived": "online_arrived"}
+# What counts in a track instead of offline service, of a window's summary: more is better.
+MEASURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "service_per_chip": lambda summary: summary["offline"]["reference_gpu_s_per_s"] / summary["fleet"]["chips"],
+    "jobs": lambda summary: 1.0 / summary["jobs"]["completion_mean_s"]}
 
 
 def arranged(suite: Mapping[str, Any], task: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -24,9 +29,14 @@ def arranged(suite: Mapping[str, Any], task: str) -> tuple[dict[str, Any], dict[
     frozen = conf_root() / "suite" / "clusters" / f"{changes.get('cluster')}.yaml"
     if frozen.is_file():  # the suite's version of a cluster that has changed since
         changes["cluster"] = load_yaml("cluster", frozen)
-    env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
-           "warmup_s": float(suite["warmup_s"])}
+    env = {"name": track["env"], **load_yaml("env", track["env"]), "warmup_s": float(suite["warmup_s"]),
+           "window_s": float(suite["horizon_s"]) * track.get("times", 1)}
     return env, changes
+
+
+def tracks_for(suite: Mapping[str, Any], kind: str) -> list[str]:
+    """The tracks for policies of `pools` or of `mixed` instances, the usual one first."""
+    return [name for name, track in suite["tracks"].items() if track.get("policies", name) == kind]
 
 
 def field_of(suite: Mapping[str, Any], task: str, seeds: list[int]) -> Field:
@@ -37,9 +47,19 @@ def field_of(suite: Mapping[str, Any], task: str, seeds: list[int]) -> Field:
 
 def simulated(suite: Mapping[str, Any], task: str, policy: str | Policy, seeds: list[int]) -> dict[str, list[float]]:
     """Simulates a task's windows under one policy, in threads; returns `METRICS` of each."""
-    field = field_of(suite, task, seeds)
+    field, measure = field_of(suite, task, seeds), suite["tracks"][suite["tasks"][task]["track"]].get("measure")
+    if measure is not None:
+        rule = field.policy(policy) if isinstance(policy, str) else policy
+        return _measured([simulate(one.scenario, rule).summary for one in field.population.windows], MEASURES[measure])
     outcome = field.population.play([Candidate(field.policy(policy) if isinstance(policy, str) else policy)])[0]
     return {key: outcome[key].tolist() for key in METRICS}
+
+
+def _measured(summaries: list[dict[str, Any]], measure: Callable[[Mapping[str, Any]], float]) -> dict[str, list[Any]]:
+    arrived = [int((one.get("jobs") or one["online"])["arrived"]) for one in summaries]  # calls depend on the policy
+    rates = [summary["online"]["violation_rate"] or 0.0 for summary in summaries]
+    return {"service": list(map(measure, summaries)), "arrived": arrived,
+            "violated": [round(rate * count) for rate, count in zip(rates, arrived, strict=True)]}
 
 
 def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],

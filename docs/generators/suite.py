@@ -15,8 +15,9 @@ BEGIN = "<!-- Table written by `python -m docs.generators.suite` from results/su
 
 
 def body() -> str:
-    """The tables of all complete results; those that score nothing in any task are a sentence."""
-    files = sorted((ROOT / "results" / "suite").glob("*.json"))
+    """The tables of all complete results; those that score nothing in any task are a sentence. Tracks of version 1 have
+    the same tasks in version 2."""
+    files = sorted((ROOT / "results" / "suite").glob("v*/*.json"))
     found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     scored = [one for one in found if any(task["feasible"] for task in one["by_task"].values())]
     return markdown("suite", tables=tables_of(scored), zero=[one["title"] for one in found if one not in scored])

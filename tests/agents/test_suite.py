@@ -10,14 +10,16 @@ import pytest
 
 from agents import suite
 from agents.benchmark import summarised, trainings
+from agents.score.windows import field_of, tracks_for
 from ooco_gym.cli import main
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
-V1 = load_yaml("suite", "v1")
+V1, V2 = load_yaml("suite", "v1"), load_yaml("suite", "v2")
 FUNCTION = "def act(observation):\n    return int(observation['action_mask'].argmax())\n"
 
 
@@ -28,6 +30,29 @@ def config(out, **changes):
 
 def test_the_tasks_of_version_1_do_not_change():
     assert len(V1["tasks"]) == 10 and suite._digest(V1)[:12] == "eb5897844f26"
+
+
+def test_version_2_has_them_and_three_tracks_more():
+    assert len(V2["tasks"]) == 19 and suite._digest(V2)[:12] == "b3e7049e1921"
+    assert {name: V2["tasks"][name] for name in V1["tasks"]} == V1["tasks"]
+    assert tracks_for(V2, "mixed") == ["mixed", "routing", "scaling", "jobs"] and tracks_for(V2, "pools") == ["pools"]
+
+
+@pytest.mark.parametrize(("task", "policy"), [("scaling_code", "deadline:scale=hpa"), ("jobs_rollouts", "vllm_fcfs")])
+def test_what_counts_in_a_track_of_version_2(task, policy, tmp_path):
+    """Offline service for each chip that is paid for, or how soon jobs are done."""
+    short = {**V2, "horizon_s": 10.0, "warmup_s": 20.0}
+    track, _ = task.split("_")
+    suite.main(config(tmp_path, suite=short, policy=policy, track=track, tasks=task, windows=2))
+    found = json.loads((tmp_path / suite.RESULT_FILE).read_text())["tasks"][task]
+    field = field_of(short, task, [5001, 5002])
+    assert [one.scenario.duration_s for one in field.population.windows] == [120.0 if track == "scaling" else 10.0] * 2
+    told = simulate(field.population.windows[0].scenario, field.policy(policy)).summary
+    if track == "scaling":
+        assert found["service"][0] == told["offline"]["reference_gpu_s_per_s"] / told["fleet"]["chips"]
+    else:
+        assert found["service"][0] == 1 / told["jobs"]["completion_mean_s"]
+        assert found["arrived"][0] == told["jobs"]["arrived"] > 0
 
 
 @pytest.fixture(scope="module")
