@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from agents.score.language import LONGEST, checked
+from agents.score.language import LONGEST, WORDS, checked
 from agents.score.sandbox import Child, Limits, Lock
 from agents.score.windows import METRICS, scores, simulated, tracks_for
 from ooco_gym.errors import UserError, unknown
@@ -199,7 +199,12 @@ def _compiled(path: Path, values: Mapping[str, Any], receive: Any, send: Any, lo
     tell(None)  # the command line names the rule; this is its checked text
     policy = module_of_file(str(path)).policy
     known = {one.name: values[one.name] for one in policy.params if one.name in values}
-    return _play(policy.with_values(known, "rule"), receive, send, lock)
+    policy = policy.with_values(known, "rule")
+    policy.vector()  # raises if a parameter has no value
+    settings = policy.settings()
+    for name, (least, most) in WORDS["options"].items():
+        whole(f"rule: {name}", settings.get(name, least), least, most)
+    return _play(policy, receive, send, lock)
 
 
 def _play(policy: Policy, receive: Any, send: Any, lock: Lock) -> Any:

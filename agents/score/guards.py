@@ -4,8 +4,10 @@ A wrong one raises, and the run ends: what an engine would not have offered is n
 """
 
 import numpy as np
+from numba import types
+from numba.core.errors import TypingError
 
-from ooco_gym.compile import inlined, inner
+from ooco_gym.compile import inlined, inner, intrinsic
 from ooco_gym.policy.policy import MIXED_FROM
 from ooco_gym.sim import state as s
 from ooco_gym.sim import step_actions as act
@@ -13,13 +15,53 @@ from ooco_gym.sim.costs import length
 
 MARK = MIXED_FROM - 1  # in State.params, which a rule cannot write: 1 + the instance it composes
 LONGEST_US = 10**13  # of an answer to `retain`, in microseconds
+MOST = 1 << 40  # of tokens, contexts and intervals
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+@intrinsic
+def plain(typing_context, values):
+    """What a rule may index or unpack by its own name: tuples, and rows of numbers. A record by its index, or by a text
+    that stands outside functions, would be any field."""
+    row = isinstance(values, types.Array) and values.dtype == types.float64 and values.ndim == 1
+    if not row and not isinstance(values, types.BaseTuple):
+        raise TypingError("a rule indexes and unpacks tuples and its own numbers only")
+    return values(values), lambda context, builder, signature, arguments: arguments[0]
+
+
+@inlined
+def count(state, number):
+    """A number of tokens or intervals."""
+    if not 0 <= number < MOST:
+        raise ValueError("the rule counts with what is no number of tokens")
+    return np.int64(number)
+
+
+@inlined
+def sums(state, values):
+    """Sums of an iteration that the cost tables have."""
+    tokens, sampled, decodes, context, longest, prompts, rows, work, reach, far = values
+    least = min(tokens, sampled, decodes, context, longest, prompts, rows, work, reach, far)
+    most = max(tokens, sampled, decodes, context, longest, prompts, rows, reach, far)
+    total = work + tokens + context + longest + rows + reach + far
+    if least < 0 or most >= MOST or not total < np.inf or max(sampled, decodes) >= state.head_ps.shape[1]:
+        raise ValueError("the rule predicts an iteration that cannot be")
+    return values
+
+
+@inlined
+def scaled(state, view):
+    """The view of a decision on an elastic fleet."""
+    if not 0 <= view.instance < view.state.units.size:
+        raise ValueError("the rule asks about an elastic fleet where there is none")
+    return view
 
 
 # --- Indices ----------------------------------------------------------------------------------------------------------
 @inner
 def seen(state, slot):
     """The slot of a request that has arrived."""
-    if slot < 0 or slot >= state.requests.size:
+    if not 0 <= slot < state.requests.size:  # so that it is no NaN either, here and below
         raise IndexError("the rule reads a request that does not exist")
     request = state.requests[slot]
     future = request.status == s.FUTURE and (request.arrival_ps > state.clock.now_ps or (
@@ -32,7 +74,7 @@ def seen(state, slot):
 @inlined
 def place(state, instance):
     """The index of an instance."""
-    if instance < 0 or instance >= state.instances.size:
+    if not 0 <= instance < state.instances.size:
         raise IndexError("the rule reads an instance that does not exist")
     return np.int64(instance)
 
@@ -49,15 +91,23 @@ def belief(state, table):
 @inlined
 def row(state, kind):
     """A row of State.members that an engine knows; the last one says whose last token is on its way."""
-    if kind < 0 or kind > s.BATCH:
+    if not 0 <= kind <= s.BATCH:
         raise IndexError("the rule reads a row of State.members that no engine has")
     return np.int64(kind)
 
 
 @inlined
+def pick(state, index):
+    """An index of State.picks while they are an answer: elsewhere the loop reads its candidates there."""
+    if state.params[MARK] == 0.0:
+        raise IndexError("the rule uses State.picks outside compose and pull; candidates are in view.candidates")
+    return np.int64(index)
+
+
+@inlined
 def group(state, index):
     """The index of an elastic fleet's group."""
-    if index < 0 or index >= state.groups.size:
+    if not 0 <= index < state.groups.size:
         raise IndexError("the rule reads a group that does not exist")
     return np.int64(index)
 
@@ -73,7 +123,7 @@ def how(state, kind):
 # --- Actions ----------------------------------------------------------------------------------------------------------
 @inlined
 def begin(view):
-    """Begins the composition of an iteration."""
+    """Begins the composition of an iteration, or a pull."""
     view.state.params[MARK] = view.instance + 1
     return 0
 
@@ -81,7 +131,7 @@ def begin(view):
 @inlined
 def mine(state, instance):
     """The instance whose iteration is composed: of any other one an iteration may be in progress."""
-    if state.params[MARK] != instance + 1:
+    if state.params[MARK] != instance + 1 or state.instances[instance].role != s.MIXED:
         raise ValueError("the rule acts on an instance whose iteration it was not asked for")
     return np.int64(instance)
 
@@ -90,8 +140,8 @@ def mine(state, instance):
 def admit(state, instance, slot, tokens):
     """`admit` of a request that waits there, and fits."""
     request = state.requests[slot]
-    if request.status != s.WAITING or request.instance != instance or tokens < 1 or not act.fits_chunk(
-            state, instance, slot, tokens, 0):
+    if request.status != s.WAITING or request.instance != instance or not 1 <= tokens < MOST or (
+            not act.fits_chunk(state, instance, slot, tokens, 0)):
         raise ValueError("the rule admits a request that does not wait there, or does not fit")
     return act.admit(state, instance, slot, np.int64(tokens))
 
@@ -99,7 +149,8 @@ def admit(state, instance, slot, tokens):
 @inner
 def allocate_slots(state, instance, slot, tokens):
     """`allocate_slots` of a request that runs there, of tokens that it lacks."""
-    if act.running_index(state, instance, slot) < 0 or tokens < 1 or tokens > act.missing(state, slot):
+    left = act.missing(state, slot) - state.requests[slot].num_scheduled_tokens
+    if act.running_index(state, instance, slot) < 0 or not 1 <= tokens <= left:
         raise ValueError("the rule gives tokens to a request that does not run there, or more than it lacks")
     return act.allocate_slots(state, instance, slot, np.int64(tokens))
 
@@ -107,7 +158,7 @@ def allocate_slots(state, instance, slot, tokens):
 @inner
 def preempt(state, instance, index, how):
     """`preempt` of a request that runs there."""
-    if index < 0 or index >= state.instances[instance].running:
+    if not 0 <= index < state.instances[instance].running:
         raise ValueError("the rule preempts a request that does not run")
     act.preempt(state, instance, np.int64(index), np.int64(how))
 
@@ -154,6 +205,7 @@ def evict(view, answer):
 
 @inlined
 def pull(view, answer):
+    view.state.params[MARK] = 0.0
     return whole(answer) if whole(answer) == s.FULL else one_of(view, answer, 0, view.state.picks.size + 1)
 
 

@@ -26,7 +26,7 @@ GUARDS = "_guards"
 WORDS = read_mapping(conf_root() / "suite" / "rule_language.yaml")
 # Arrays: the guard of each index; with "" numba checks its bounds.
 ARRAYS = {"requests": ("seen",), "instances": ("place",), "members": ("row", "place", ""), "memory": ("place", ""),
-          "params": ("",), "picks": ("",), "weights": ("",), "groups": ("group",), "units": ("place",),
+          "params": ("",), "picks": ("pick",), "weights": ("",), "groups": ("group",), "units": ("place",),
           "notes": ("group", ""), "candidates": ("",)}
 OWN = ("memory", "notes")  # a rule's own numbers, and the only names that may stand for a row of them
 SIZED = ("candidates", "instances", "groups", "picks", "weights", "notes")
@@ -37,7 +37,8 @@ FIELDS = {*State._fields, *(name for one in (records.REQUEST, records.INSTANCE, 
           *(name for one in records.Record.__subclasses__() for name in one.fields)}
 # The guard of a library function's argument, by the name of its parameter; actions with one of their own.
 ARGUMENTS = {"slot": "seen", "request": "seen", "instance": "place", "target": "place", "table": "belief",
-             "belief": "belief", "how": "how"}
+             "belief": "belief", "how": "how", "tokens": "count", "ago": "count", "kind": "row", "sums": "sums",
+             "view": "scaled"}
 ACTIONS = ("admit", "allocate_slots", "preempt")
 ACTING = (*ACTIONS, "fill", "fill_least")  # on the instance that is asked for alone
 DECLARE = ("Param", "Policy", "slots")
@@ -175,7 +176,7 @@ class _Rule(ast.NodeTransformer):
             if not isinstance(one, ast.AnnAssign) or one.value is not None or not isinstance(one.target, ast.Name) or (
                     not isinstance(one.annotation, ast.Name) or one.annotation.id not in ("float", "int", "bool")):
                 self.no(one, "a rule's class is a NamedTuple of numbers, each as in name: float")
-            if one.target.id in (*FIELDS, "how") or one.target.id.startswith("_"):
+            if one.target.id in (*FIELDS, "how", "ctypes") or one.target.id.startswith("_"):
                 self.no(one, f"a field of a rule's NamedTuple may not be called '{one.target.id}', as one of ours")
             self.own.add(one.target.id)
         self._bind(node, node.name, node)
@@ -187,16 +188,29 @@ class _Rule(ast.NodeTransformer):
             odd = [*(str(word.arg) for word in node.keywords if word.arg not in words), *("" for _ in node.args[2:])]
             if odd:
                 self.no(node, f"a rule's Policy has no '{odd[0]}'; it may have: {', '.join(words)}")
+            for word in node.keywords:
+                self._hooked(str(word.arg), word.value)
         if not self._is(node.func, "Param"):
             return
         name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
-        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or name in FIELDS - SEEN or (
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or name in {
+                "ctypes", *FIELDS} - SEEN or (
                 name in SETTINGS and name not in WORDS["options"]):
             self.no(node, f"a rule has no parameter '{name}': it is the machine's, or the simulator's")
         self.own.add(name)
         for word in [one for one in node.keywords if one.arg == "default" and isinstance(one.value, ast.Constant)]:
             self.values[name] = word.value.value  # pyright: ignore[reportAttributeAccessIssue]
             node.keywords.remove(word)
+
+    def _hooked(self, word: str, value: Any) -> None:
+        """Refuses a decision point's rule of another one, whose guards are others, and a track that is computed."""
+        rule = self.bound.get(value.id) if isinstance(value, ast.Name) else None
+        mark = rule.decorator_list[0] if isinstance(rule, ast.FunctionDef) and rule.decorator_list else None
+        point = mark.args[0] if isinstance(mark, ast.Call) and mark.args else None
+        if word in HOOKS and (not isinstance(point, ast.Name) or point.id.lower() != word):
+            self.no(value, f"{word}= names a function with @hook({word.upper()})")
+        if word == "mixed" and not (isinstance(value, ast.Constant) and isinstance(value.value, bool)):
+            self.no(value, "mixed= is True or False")
 
     # --- Functions ----------------------------------------------------------------------------------------------------
     def _function(self, node: ast.FunctionDef) -> None:
@@ -219,7 +233,7 @@ class _Rule(ast.NodeTransformer):
         for name in self.locals:
             self._plain(node, name)
         node.body = [one if _text(one) else self.visit(one) for one in node.body]
-        if self.point == "compose":
+        if self.point in ("compose", "pull"):
             node.body.insert(0, ast.Expr(_guard("begin", ast.Name("view", ast.Load()))))
         self.function, self.locals = "", set()
 
@@ -238,7 +252,10 @@ class _Rule(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> Any:
         for one in node.targets:
             self._target(one, node.value)
-        return self.generic_visit(node)
+        unpacks = any(isinstance(one, ast.Tuple) for one in node.targets) and not isinstance(node.value, ast.Tuple)
+        self.generic_visit(node)
+        node.value = _guard("plain", node.value) if unpacks and self.function else node.value
+        return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         self._target(node.target, None)
@@ -320,7 +337,7 @@ class _Rule(ast.NodeTransformer):
         parts: list[Any] = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         parts, base = [self.visit(one) for one in parts], node.value
         if isinstance(base, ast.Name):
-            node.value = self.visit(base)
+            node.value = _guard("plain", self.visit(base)) if self.function else self.visit(base)
         elif not isinstance(base, ast.Attribute):
             self.no(node, "a rule indexes names and arrays of the state only")
         else:

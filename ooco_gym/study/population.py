@@ -103,7 +103,8 @@ class PlayedWindow:
             raise RuntimeError("the requests of a window changed during the run: policies would not be compared on the "
                                "same arrivals")
         totals, window_s = state.totals, self.scenario.duration_s
-        return (totals.service_ps / s.PS_PER_S / window_s, int(totals.violations), int(totals.online_arrived),
+        violated = totals.violations + state.gauges.open_online  # at the end of the drain undecided is not kept
+        return (totals.service_ps / s.PS_PER_S / window_s, int(violated), int(totals.online_arrived),
                 totals.offline_output_tokens / window_s, totals.wasted_tokens / window_s)
 
     def _template(self, policy: Policy) -> Simulation:

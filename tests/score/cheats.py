@@ -9,11 +9,11 @@ from typing import NamedTuple
 from ooco_gym.compile import inner, inlined
 from ooco_gym.perf.latency import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.policy import Param, Policy, slots
-from ooco_gym.policy.decisions import COMPOSE, ROUTE, RETAIN, hook
+from ooco_gym.policy.decisions import COMPOSE, GATE, ROUTE, RETAIN, hook
 from ooco_gym.policy.latency_budget import FillLimits, fill, fill_least
 from ooco_gym.policy.mixed import admit, allocate_slots, preempt
 from ooco_gym.policy.rules import fewest_requests, length
-from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, SWAP
+from ooco_gym.sim.state import ALL, BATCH, NEVER, RECOMPUTE, SWAP
 PARAMS = (Param("max_num_seqs", "seats", 1, 4096, default=256),
           Param("max_num_batched_tokens", "tokens", 1, 100000, default=4096))
 P = slots(PARAMS)
@@ -146,9 +146,33 @@ WRITTEN: list[tuple[str, str, str]] = [
     ("a function passed on", rule("f = fill\nx = f(state, 0, 0)"), "does not pass it on"),
     ("the view replaced", rule("view = 3"), "does not assign to view"),
     ("a slice", rule("x = state.params[0:3]"), "Slice is not of"),
+    ("another point's rule, without guards", rule(top="@hook(RETAIN)\ndef keep(view):\n    return 5000\n", end=(
+        'policy = Policy("m", PARAMS, mixed=True, compose=compose, route=keep)\n')), "@hook\\(ROUTE\\)"),
+    ("a rule without guards", rule(top="@inner\ndef f(view):\n    return 5000\n", end=(
+        'policy = Policy("m", PARAMS, mixed=True, compose=f)\n')), "@hook\\(COMPOSE\\)"),
+    ("mixed instances on the other track", rule(end='policy = Policy("m", PARAMS, mixed=1, compose=compose)\n'),
+     "True or False"),
+    ("an address by a parameter's name", rule(top='Q = (Param("ctypes", "x", 0, 1),)\n'), "no parameter"),
     ("the row of what ends", rule("x = state.members[3]"), "3 numbers as index"),
 ]
 
+KEEPS = "state.memory[0, 0] = x"
+OPTION = 'Q = (Param("{}", "x", 0, 1000000000, default={}),)\n'
+OPTED = 'policy = Policy("mine", Q, mixed=True, compose=compose)\n'
+POOLS = """
+@hook(COMPOSE)
+def compose(view):
+    state = view.state
+    {}
+    return ALL
+
+@hook(GATE)
+def gate(view):
+    {}
+    return 0
+
+policy = Policy("mine", PARAMS, compose=compose, gate=gate)
+"""
 LOOP = "i = 0\nwhile i < 1:\n    i -= 1 if i > -5 else 0"
 # Caught while it runs: name, source, words.
 RUN: list[tuple[str, str, str]] = [
@@ -173,6 +197,22 @@ RUN: list[tuple[str, str, str]] = [
      "not asked for"),
     ("preempts nobody", rule("preempt(state, np.int64(0), 4000, np.int64(RECOMPUTE))"), "does not run"),
     ("preempts in a way of its own", rule("l = FillLimits(NEVER, NEVER, NEVER, 5, 1, 1, 0, 0, 9)"), "does not exist"),
+    ("output lengths by a field's number", rule(f"r = state.requests[0]\nx = r[1]\n{KEEPS}"), "cannot be compiled"),
+    ("output lengths by a text from outside", rule(f"r = state.requests[0]\nx = r[KEY]\n{KEEPS}",
+                                                   'KEY = "output_tokens"\n'), "cannot be compiled"),
+    ("the next arrival by its number", rule(f"c = state.clock\nx = c[3]\n{KEEPS}"), "cannot be compiled"),
+    ("a cache that finds what it likes", rule(top=OPTION.format("prefix_caching", 2), end=OPTED), "from 0 to 1"),
+    ("an order that it has not", rule(top=OPTION.format("waiting_order", 3), end=OPTED), "from 0 to 2"),
+    ("no number as index", rule("preempt(state, np.int64(0), math.nan, np.int64(RECOMPUTE))"), "does not run"),
+    ("costs beyond their table", rule(f"x = sums_latency(state, 0, (1, 100000000, 0, 0, 0, 1, 1, 1.0, 1, 1))\n{KEEPS}"),
+     "cannot be|no instance predicts"),
+    ("a fleet where there is none", rule(f"x = arrived(view, -5, 0)\n{KEEPS}",
+                                         "from ooco_gym.policy.scaling import arrived\n"), "fleet|no number of tokens"),
+    ("a prefill for nothing on pools", HEAD + POOLS.format(
+        "s = np.int64(state.instances[view.instance].offline_head)\n    if s >= 0:\n        admit(state, "
+        "np.int64(view.instance), s, np.int64(1))", "pass"), "was not asked for"),
+    ("another candidate on pools", HEAD + POOLS.format("pass", "view.state.picks[0] = 5000"),
+     "outside compose"),
     ("an answer that was not offered", rule(
         FILLS, top="@hook(RETAIN, flushes=True)\ndef keep(view):\n    return -7\n"
             'CACHE = (Param("prefix_caching", "c", choices=("off", "on"), default="on"),)\n',

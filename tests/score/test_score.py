@@ -42,7 +42,8 @@ def test_what_is_not_of_the_language_is_refused(name, source, words):
 def test_what_shows_while_it_runs_is_caught(name, source, words, tmp_path):
     path = tmp_path / "rule.py"
     path.write_text(source)
-    task = "mixed_documents" if "route" in source.rpartition("Policy(")[2] else "mixed_bursts"
+    policy = source.rpartition("Policy(")[2]
+    task = "pools_calm" if "gate" in policy else "mixed_documents" if "route" in policy else "mixed_bursts"
     settings = config(task=task)
     settings["score"]["play_s"] = 15.0
     with pytest.raises(UserError, match=words):
@@ -50,11 +51,12 @@ def test_what_shows_while_it_runs_is_caught(name, source, words, tmp_path):
 
 
 def test_a_plain_rule_of_the_corpus_is_scored(tmp_path):
-    """What the cheats are made of is no cheat."""
+    """What the cheats are made of is no cheat; its online requests have no end, so that all violate."""
     path = tmp_path / "rule.py"
     path.write_text(rule(f"state.memory[0, 0] = state.clock.now_ps\n{FILLS}"))
     found = command.scored(str(path), config())
-    assert found["combined_score"] > 0.0 and found["sha256"] in found["sha256"] and found["seed"] is None
+    assert min(found["windows"]["mixed_bursts"]["service"]) > 0.0 and found["seed"] is None
+    assert found["violation_rate"] == 1.0 and found["combined_score"] == 0.0
 
 
 def test_a_rule_sees_at_least_what_an_engine_fills():
