@@ -157,9 +157,11 @@ def allocate_slots(state, instance, slot, tokens):
 
 @inner
 def preempt(state, instance, index, how):
-    """`preempt` of a request that runs there."""
+    """`preempt` of a request that runs there, without tokens in the batch: the blocks of these would stay findable."""
     if not 0 <= index < state.instances[instance].running:
         raise ValueError("the rule preempts a request that does not run")
+    if state.requests[state.members[s.BATCH, instance, index]].num_scheduled_tokens > 0:
+        raise ValueError("the rule preempts a request to which it has just given tokens")
     act.preempt(state, instance, np.int64(index), np.int64(how))
 
 
@@ -233,7 +235,7 @@ def compose(view, answer):
         slot = state.members[s.BATCH, view.instance, at]
         request = state.requests[slot]
         reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens
-        if request.status != s.RESIDENT or request.num_scheduled_tokens < 0 or reach > length(state, slot) + 1 or (
+        if request.status != s.RESIDENT or request.num_scheduled_tokens < 0 or reach > length(state, slot) or (
                 state.config.prefix_caching == 0 and reach > request.blocks * state.config.block_tokens + 1):
             raise ValueError("the rule gives a request tokens or memory that it cannot have")
     return np.int64(0)

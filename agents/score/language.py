@@ -284,8 +284,8 @@ class _Rule(ast.NodeTransformer):
     # --- Values -------------------------------------------------------------------------------------------------------
     def visit_Constant(self, node: ast.Constant) -> Any:
         number = isinstance(node.value, int | float) and not abs(node.value) >= 1 << 62
-        if not number and not (isinstance(node.value, str) and not self.function):
-            self.no(node, "a rule's functions have numbers only, below 2**62")
+        if not number and not (isinstance(node.value, str) and not self.function and node.value.isprintable()):
+            self.no(node, "a rule's functions have numbers only, below 2**62, and its texts are printable")
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:

@@ -31,14 +31,15 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
 READ = 0b1101  # execute, read a file, list a folder
 # By architecture: audit's number, clone, clone3, and calls that a rule has no business with: sockets, exec and fork,
-# ptrace, kill, mount, namespaces, other processes' memory, BPF, io_uring, keys, userfaultfd.
+# ptrace, kill, mount, namespaces, other processes' memory, shared memory and queues, BPF, io_uring, keys, userfaultfd.
 CALLS: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
     "x86_64": (0xC000003E, 56, 435, (
-        41, 42, 43, 44, 46, 49, 50, 53, 57, 58, 59, 62, 101, 129, 155, 161, 165, 166, 200, 234, 246, 248, 249, 250, 272,
-        288, 298, 308, 310, 311, 321, 322, 323, 424, 425, 426, 427, 434, 438)),
+        29, 30, 31, 41, 42, 43, 44, 46, 49, 50, 53, 57, 58, 59, 62, 64, 65, 66, 68, 69, 70, 71, 101, 129, 155, 161, 165,
+        166, 200, 220, 234, 240, 246, 248, 249, 250, 272, 288, 297, 298, 308, 310,
+        311, 321, 322, 323, 424, 425, 426, 427, 434, 438)),
     "aarch64": (0xC00000B7, 220, 435, (
-        39, 40, 41, 51, 97, 104, 117, 129, 130, 131, 138, 198, 199, 200, 201, 202, 203, 206, 211, 217, 218, 219, 221,
-        241, 242, 268, 270, 271, 280, 281, 282, 294, 424, 425, 426, 427, 434, 438))}
+        39, 40, 41, 51, 97, 104, 117, 129, 130, 131, 138, 180, *range(186, 204), 206, 211, 217, 218, 219, 221,
+        240, 241, 242, 268, 270, 271, 280, 281, 282, 294, 424, 425, 426, 427, 434, 438))}
 CLONE_THREAD = 0x10000
 REFUSED = ("socket.", "subprocess.", "shutil.", "signal.", "fcntl.", "ftplib.", "http.", "winreg.", "pty.",
            "os.system", "os.exec", "os.fork", "os.spawn", "os.posix_spawn", "os.kill", "os.putenv", "os.unsetenv",

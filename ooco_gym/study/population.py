@@ -29,9 +29,10 @@ from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
 from ooco_gym.sim.policy_context import policy_context
 from ooco_gym.simulation import Simulation, prepared, profiled, with_rules
 
-# Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
+# Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, two costs (1/s), and online
+# requests that have neither finished nor violated at the end of the drain.
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
-                    ("wasted_tokens", float)])
+                    ("wasted_tokens", float), ("undecided", np.int64)])
 TEMPLATES = 4  # initial states kept per window, for combinations of settings that change a state's arrays
 # Settings that are only numbers in State.config: policies that differ in these share an initial
 # state.
@@ -39,7 +40,7 @@ PLAIN_SETTINGS = ("max_num_batched_tokens", "prefill_tokens", "layer_resume", "k
 _GIVEN = ("prompt_tokens", "output_tokens", "online", "ttft_slo_ps", "tpot_slo_ps")
 
 
-REFUSED = (0.0, 1, 1, 0.0, 0.0)  # outcome of a policy that cannot run a window
+REFUSED = (0.0, 1, 1, 0.0, 0.0, 0)  # outcome of a policy that cannot run a window
 
 
 class Candidate(NamedTuple):
@@ -76,7 +77,7 @@ class PlayedWindow:
         """Digest of the requests' arrivals, lengths and SLOs; None before the window is built."""
         return self._digest
 
-    def play(self, candidate: Candidate) -> tuple[float, int, int, float, float]:
+    def play(self, candidate: Candidate) -> tuple[float, int, int, float, float, int]:
         """Simulates the window to its end; returns a row of `OUTCOME`.
 
         Raises:
@@ -103,9 +104,8 @@ class PlayedWindow:
             raise RuntimeError("the requests of a window changed during the run: policies would not be compared on the "
                                "same arrivals")
         totals, window_s = state.totals, self.scenario.duration_s
-        violated = totals.violations + state.gauges.open_online  # at the end of the drain undecided is not kept
-        return (totals.service_ps / s.PS_PER_S / window_s, int(violated), int(totals.online_arrived),
-                totals.offline_output_tokens / window_s, totals.wasted_tokens / window_s)
+        return (totals.service_ps / s.PS_PER_S / window_s, int(totals.violations), int(totals.online_arrived),
+                totals.offline_output_tokens / window_s, totals.wasted_tokens / window_s, int(state.gauges.open_online))
 
     def _template(self, policy: Policy) -> Simulation:
         """The initial state for policies that differ only in numbers, built once."""

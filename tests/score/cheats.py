@@ -76,6 +76,7 @@ WRITTEN: list[tuple[str, str, str]] = [
     ("the guards themselves", rule(top="_guards = 1\n"), "not one of a rule's"),
     ("a guard by another name", rule(top="@inner\ndef fill(state, i, l):\n    return 0\n"), "bound already"),
     ("a builtin by another name", rule(top="@inner\ndef range(n):\n    return 0\n"), "bound already"),
+    ("a text that steers a terminal", rule(end=END.replace("mine", "\\x1b[2J")), "are printable"),
     ("__import__", rule('x = __import__("os")'), "may not call|numbers only"),
     ("eval", rule('x = eval("1")'), "may not call"),
     ("open", rule('x = open("/etc/passwd")'), "may not call"),
@@ -204,13 +205,21 @@ RUN: list[tuple[str, str, str]] = [
     ("a cache that finds what it likes", rule(top=OPTION.format("prefix_caching", 2), end=OPTED), "from 0 to 1"),
     ("an order that it has not", rule(top=OPTION.format("waiting_order", 3), end=OPTED), "from 0 to 2"),
     ("no number as index", rule("preempt(state, np.int64(0), math.nan, np.int64(RECOMPUTE))"), "does not run"),
+    ("a prefill for nothing", rule(
+        "spec = state.instances[view.instance]\nslot = np.int64(spec.offline_head)\nif slot >= 0:\n"
+        "    admit(state, np.int64(view.instance), slot, np.int64(16))\n"
+        "    preempt(state, np.int64(view.instance), np.int64(spec.running - 1), np.int64(RECOMPUTE))"), "just given"),
+    ("tokens given twice", rule(
+        "fill_least(state, view.instance, np.int64(64), np.int64(RECOMPUTE))\n"
+        "if state.instances[view.instance].running > 0:\n"
+        "    slot = np.int64(state.members[BATCH, view.instance, 0])\n"
+        "    allocate_slots(state, view.instance, slot, state.requests[slot].prompt_tokens)"), "more than it lacks"),
     ("costs beyond their table", rule(f"x = sums_latency(state, 0, (1, 100000000, 0, 0, 0, 1, 1, 1.0, 1, 1))\n{KEEPS}"),
      "cannot be|no instance predicts"),
     ("a fleet where there is none", rule(f"x = arrived(view, -5, 0)\n{KEEPS}",
                                          "from ooco_gym.policy.scaling import arrived\n"), "fleet|no number of tokens"),
     ("a prefill for nothing on pools", HEAD + POOLS.format(
-        "s = np.int64(state.instances[view.instance].offline_head)\n    if s >= 0:\n        admit(state, "
-        "np.int64(view.instance), s, np.int64(1))", "pass"), "was not asked for"),
+        "admit(state, np.int64(view.instance), np.int64(0), np.int64(1))", "pass"), "was not asked for"),
     ("another candidate on pools", HEAD + POOLS.format("pass", "view.state.picks[0] = 5000"),
      "outside compose"),
     ("an answer that was not offered", rule(
