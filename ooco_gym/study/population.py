@@ -29,8 +29,7 @@ from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
 from ooco_gym.sim.policy_context import policy_context
 from ooco_gym.simulation import Simulation, prepared, profiled, with_rules
 
-# Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, two costs (1/s), and online
-# requests that have neither finished nor violated at the end of the drain.
+# Offline service (reference GPU-s/s), online requests, two costs (1/s), online requests undecided after the drain.
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
                     ("wasted_tokens", float), ("undecided", np.int64)])
 TEMPLATES = 4  # initial states kept per window, for combinations of settings that change a state's arrays
