@@ -146,7 +146,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: 
 
 
 def _simulated_metrics(asked: tuple[Any, ...]) -> dict[str, list[float]]:
-    return simulated(*asked)
+    return simulated(*asked, strict=False)  # as all results on record
 
 
 def _digest(value: Any) -> str:
