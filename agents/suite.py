@@ -59,6 +59,8 @@ def _run(config: dict[str, Any], out: Path) -> dict[str, Any]:
     suite, policy = config["suite"], str(config["policy"] or "")
     if not policy:
         raise UserError("ooco-gym suite run needs a policy, such as policy=learned_gate or policy=my_rule.yaml")
+    if config["task"] is not None:
+        raise UserError(f"task={config['task']} is of suite score; suite run takes tasks={config['task']}")
     count = whole("windows", config["windows"] or suite["windows"], 1, int(suite["windows"]))
     tasks = tasks_of(config, policy)
     played, references = {}, {}

@@ -48,7 +48,7 @@ from ooco_gym.report.pages import Plot
 from ooco_gym.report.templates import sentence
 from ooco_gym.run_notes import say_clock, say_played
 from ooco_gym.scenario import scenario_of
-from ooco_gym.schema import plain
+from ooco_gym.schema import plain, whole
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs
 from ooco_gym.study.search import Limits, SearchPlan
@@ -80,6 +80,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                         "and strict ones; leave out one kind")
     if batch and options["elastic"]:
         raise UserError("elastic=true: a trace of offline requests alone has no load that rises and falls")
+    if options["chips"] is not None:
+        whole("chips", options["chips"], 1, 1_000_000)
     said = say_played(base)
     say_clock(base, policies=policies)
     rate = float(options["offline"]["rate"] or 0.0)

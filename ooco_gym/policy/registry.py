@@ -234,6 +234,8 @@ def _parse_values(text: str, whole: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"policy '{whole}': '{part}' must read parameter=value")
+        if key.strip() in values:
+            raise UserError(f"policy '{whole}': {key.strip()} is given twice")
         try:
             values[key.strip()] = parse_yaml(value)
         except Exception as error:  # a dozen kinds
