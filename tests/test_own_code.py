@@ -275,7 +275,7 @@ def test_a_rule_that_stalls_is_counted_and_rests() -> None:
 def test_a_result_with_text_in_it_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    kept = json.loads(next((Path(__file__).parents[1] / "results" / "suite").glob("*.json")).read_text("utf-8"))
+    kept = json.loads(next((Path(__file__).parents[1] / "results" / "suite" / "v1").glob("*.json")).read_text("utf-8"))
     for change in ({"tasks": "none"}, {"tasks": {"x": {}}}, {"references": {}}, {"by_task": "NaN"}):
         (tmp_path / "mine").mkdir(exist_ok=True)
         (tmp_path / "mine" / "result.json").write_text(json.dumps({**kept, **change}))

@@ -207,7 +207,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
 @pytest.mark.parametrize(("words", "said"), [
     (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
-    (["cells=[ooc,nope]"], "cells[1]: unknown workload 'nope'; expected one of: azure_code, azure_conv"),
+    (["cells=[ooc,nope]"], "cells[1]: unknown workload 'nope'; expected one of: agents, azure_code"),
     (["lead=ooco"], "unknown lead 'ooco'"),
     (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
 ])
