@@ -160,7 +160,7 @@ def preempt(state, instance, index, how):
     """`preempt` of a request that runs there, without tokens in the batch: the blocks of these would stay findable."""
     if not 0 <= index < state.instances[instance].running:
         raise ValueError("the rule preempts a request that does not run")
-    if state.requests[state.members[s.BATCH, instance, index]].num_scheduled_tokens > 0:
+    if state.requests[state.members[s.BATCH, instance, np.int64(index)]].num_scheduled_tokens > 0:
         raise ValueError("the rule preempts a request to which it has just given tokens")
     act.preempt(state, instance, np.int64(index), np.int64(how))
 
