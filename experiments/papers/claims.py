@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.registry import Range, Test, claim, measured
 from experiments.study import Study, by
+from ooco_gym.policy.registry import spelled
 from ooco_gym.study.table import Answer, Metric
 
 DAYS = {"ooc": {"workload": "ooc", "duration_s": 14400.0}, "azure_conv": "azure_conv", "azure_code": "azure_code"}
@@ -186,7 +187,8 @@ def deadline_serves(study: Study) -> Iterator[Test]:
 def deadline_shares(study: Study) -> Iterator[Test]:
     """With larger shares for offline prefill and of the TPOT SLO deadline ends a batch sooner than as it ships, and
     serves more on an H100 under a TPOT SLO of 20 ms, but not under one of 50 ms, which does not bind there."""
-    axes = {"policy": {"ships": DEADLINE_SHIPPED, "larger": f"{DEADLINE_SHIPPED},offline_share=1.0,tpot_share=0.95"}}
+    larger = spelled(DEADLINE_SHIPPED, {"offline_share": 1.0, "tpot_share": 0.95})
+    axes = {"policy": {"ships": DEADLINE_SHIPPED, "larger": larger}}
     for what, metric in _batch(study, axes).items():
         yield _over(f"batch: {what}", metric, "policy", "larger", "ships", (None, 0.98))
     slos = {"50 ms": {"ttft_s": 2.0, "tpot_s": 0.05}, "20 ms": {"ttft_s": 1.0, "tpot_s": 0.02}}
@@ -455,7 +457,7 @@ def retention(study: Study) -> Iterator[Test]:
             "workload": {"name": "chat", "mean_rate_per_s": 1.0, "lengths": lengths,
                 "sharing": {"form": "chat", "ratio": 0.7, "think_s": 60.0, "correlation": 0.9}},
             "rate_scale": 1.6, "slo": ENGINE["slo"], "offline": {"mode": "rate", "rate": 3.0}, **WINDOW},
-        policy=f"{DEADLINE_SHIPPED},prefix_caching=on")
+        policy=spelled(DEADLINE_SHIPPED, {"prefix_caching": "on"}))
     for load in works.labels("offline.lengths"):
         work = works.where({"offline.lengths": load})
         for rule, least in (("offline_first", 1.05), (hints, 1.15), (right, 1.15), ("belady", 1.15)):
