@@ -22,7 +22,9 @@ admitted. If it does not fit, none is.
 - `first_job`: the request whose job (`Trace.job`, an agent's calls; in closed sessions a session) came first.
 - `attained`: the request whose job has had the least service, in reference GPU time of its calls that have ended
   (Autellix's PLAS, arXiv 2502.13965, without its queues' steps and without preemption).
-- `job_left`: the request whose job has the least service left. It knows the future: a bound for the two before.
+- `job_left`: the request whose job has the least service left. It knows the future: a bound for the others.
+- `job_expected`: the request whose job has the least expected service left, learned as calls end: by the job's client
+  (`Trace.client`) and by how many of its calls have ended, the mean of a call and the share of jobs that end with it.
 - `least_work`: fewest uncached tokens to compute.
 - `shared_work` (ours): the same, but an uncached prefix is divided among the requests that wait for
   it.
@@ -85,12 +87,14 @@ from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import prompt_names
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.sessions import BEGUN, LEFT
+from ooco_gym.sim.sessions import BEGUN, LEFT, expected_left
 from ooco_gym.sim.step_actions import num_free_blocks
 from ooco_gym.sim.waiting import rank_of
 
-RULES = (*ORDERS, "longest", "shortest_output", "edf", "jobs", "index", "first_job", "attained", "job_left")
-LONGEST, SHORTEST_OUTPUT, EDF, JOBS, INDEX, FIRST_JOB, ATTAINED_LEAST, JOB_LEFT = range(len(ORDERS), len(RULES))
+RULES = (*ORDERS, "longest", "shortest_output", "edf", "jobs", "index", "first_job", "attained", "job_left",
+         "job_expected")
+LONGEST, SHORTEST_OUTPUT, EDF, JOBS, INDEX, FIRST_JOB, ATTAINED_LEAST, JOB_LEFT, JOB_EXPECTED = range(
+    len(ORDERS), len(RULES))
 PER_LOG = 0.1  # of the features of `index`: ln 22,025 is 1, and so is all beyond
 COLD_OUTPUT, SHORT_OUTPUT, FEW_TOKENS = 128.0, 32.0, 4096  # of `jobs`, its defaults
 OWN = (
@@ -241,6 +245,8 @@ def score_by_rule(state, instance, slot, index, cached, members, shared):
         return float(due_ps) if due_ps < s.NEVER else float(s.NEVER) + state.requests[slot].arrival_ps
     if rule == JOBS:
         return score_of_job(state, instance, slot)
+    if rule == JOB_EXPECTED:
+        return expected_left(state, slot) if state.job.size > 0 else 0.0
     if rule >= FIRST_JOB:
         return score_of_calls(state, slot, rule - FIRST_JOB)
     if rule == INDEX:

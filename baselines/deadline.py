@@ -49,7 +49,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.perf.latency import NO_SUMS, add_to_sums, steady, sums_latency
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, FillLimits, decodes, fill, fill_least, token_slack
-from ooco_gym.policy.mixed import begins_ps
+from ooco_gym.policy.mixed import AGING, begins_ps
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length
 from ooco_gym.sim.costs import predict_prefill
@@ -78,6 +78,7 @@ PARAMS = (
     Param("prefix_caching", "reuse the KV memory of shared prompt prefixes", choices=("off", "on")),
     Param("growth", "mean outputs to which running requests must be able to grow when an offline one is admitted", 0.0,
           10.0),
+    AGING,
 )
 P = slots(PARAMS)
 DUE_PROMPTS = 16  # online prompts that are checked

@@ -24,7 +24,7 @@ from typing import Any
 
 from ooco_gym.perf.memory import batch_defaults
 from ooco_gym.policy.decisions import COMPOSE, hook
-from ooco_gym.policy.mixed import schedule_with
+from ooco_gym.policy.mixed import AGING, schedule_with
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, LARGEST_CARDS
@@ -53,6 +53,7 @@ PARAMS = (
           "limit (the engine's option of this name)", 0, 1_000_000, default=0),
     Param("watermark", "share of the blocks that must stay free as a request joins running ones", 0.0, 0.5,
           default=0.0),
+    AGING,
 )
 P = slots(PARAMS)
 

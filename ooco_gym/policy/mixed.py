@@ -10,6 +10,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.policy import Param
 from ooco_gym.sim.blocks import worthless
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
@@ -38,12 +39,14 @@ from ooco_gym.sim.step_actions import (
 )
 from ooco_gym.sim.waiting import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
 
-__all__ = ["CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots", "begins_ps", "bucket_of", "bucket_start",
-           "checkpoint", "count_up_to", "fits_chunk", "fits_whole", "get_computed_blocks", "get_computed_tokens",
-           "has_seat", "iteration_latency", "missing", "next_in_order", "num_free_blocks", "num_new_blocks",
-           "past_outputs", "preempt", "preempt_to_head", "preempt_to_tail", "previous_in_order", "rank_of",
-           "running_index", "unschedule", "wake_at", "worthless"]
+__all__ = ["AGING", "CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots", "begins_ps", "bucket_of",
+           "bucket_start", "checkpoint", "count_up_to", "fits_chunk", "fits_whole", "get_computed_blocks",
+           "get_computed_tokens", "has_seat", "iteration_latency", "missing", "next_in_order", "num_free_blocks",
+           "num_new_blocks", "past_outputs", "preempt", "preempt_to_head", "preempt_to_tail", "previous_in_order",
+           "rank_of", "running_index", "unschedule", "wake_at", "worthless"]
 
+AGING = Param("aging_s", "wait after which an offline request is served as an online one, seconds; 0: never", 0,
+              1_000_000, default=0)
 VICTIMS = ("last", "least_computed", "least_computed_of_class")  # choices of the parameter `preempt`
 LEAST_COMPUTED_OF_CLASS = VICTIMS.index("least_computed_of_class")
 

@@ -21,7 +21,7 @@ from ooco_gym.sim.retention import LRU, RULED, Retention
 SETTINGS = ("gate_window", "prefill_tokens", "local_prefill_tokens", "layer_resume", "max_num_batched_tokens",
             "max_num_seqs", "long_prefill_token_threshold", "reserved_blocks", "prefix_caching", "kv_priority",
             "waiting_order", "swap_overlap", "bidirectional", "engine_version", "safepoint_layers", "preempt",
-            "preempted_kv", "output_window", "outputs_by_class", "host_gib")
+            "preempted_kv", "output_window", "outputs_by_class", "host_gib", "aging_s")
 ENGINE_OPTIONS = ("max_num_batched_tokens", "max_num_seqs")  # they size an engine's batches, and its memory peak
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull", "retain", "scale")
 SCALES_FROM = s.PARAMS + s.KEEPS  # index in State.params of a scaling rule's first parameter

@@ -32,6 +32,7 @@ from ooco_gym.sim.queues import (
     join_decodable,
     join_push_queue,
     leave_push_queue,
+    promote,
     retry_waiting,
     schedule,
 )
@@ -252,6 +253,8 @@ def _dispatch_mixed(state, instance, compose):
         ahead = ahead and not leaving(state, instance)
     if state.config.retention == TTL:
         end_pins(state, instance)
+    if state.config.aging_s > 0:
+        promote(state, instance)
     if state.config.data_parallel > 0 and spec.ranks > 0:
         return _dispatch_rank(state, instance, compose)
     while spec.activity == s.IDLE or (ahead and spec.composed == 0):

@@ -116,6 +116,18 @@ def enqueue_by_arrival(state, instance, slot):
 
 
 @inner
+def promote(state, instance):
+    """Lets the offline requests that have waited `Config.aging_s` be served as online ones, in order of arrival."""
+    slot, since_ps = state.instances[instance].offline_head, state.clock.now_ps - state.config.aging_s * s.PS_PER_S
+    while slot >= 0 and state.requests[slot].arrival_ps <= since_ps:
+        after = state.requests[slot].next
+        dequeue(state, instance, slot)
+        state.requests[slot].urgent = 1
+        enqueue_by_arrival(state, instance, slot)
+        slot = after
+
+
+@inner
 def dequeue(state, instance, slot):
     """Removes a request from its instance's queue for prefill."""
     spec, request = state.instances[instance], state.requests[slot]

@@ -354,6 +354,7 @@ class Config(Record):
     waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY
     swap_overlap: int
     safepoint_layers: int  # layers between safepoints of an iteration of only offline work; 0: none
+    aging_s: int  # mixed instances: wait after which an offline request is served as an online one; 0: never
     preempted_kv: int  # memory of preempted offline requests (RECOMPUTE, …); CHECKPOINT keeps host copies
     preempt: int  # which running request is preempted: index in `policy.mixed.VICTIMS`
     learns_lengths: int  # whether policies predict outputs from what has ended of a client (`policy.lengths`)

@@ -17,7 +17,8 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 
 ARRIVAL, DUE, QUIT = range(3)  # rows of State.turns
-BEGUN, ATTAINED, LEFT = range(3)  # columns of State.jobs
+BEGUN, ATTAINED, LEFT, TURN, END = range(5)  # columns of State.jobs
+ENDED, SERVICE, LAST, EXPECTED = range(4)  # columns of State.calls
 UNKNOWN = 0  # next arrival time that must be looked up
 
 
@@ -143,13 +144,52 @@ def note_call(state, slot):
         state.jobs[job, BEGUN] = state.requests[slot].arrival_ps
 
 
+@inlined
+def kind_of(state, slot):
+    """The row of `State.calls` of a request: its client's, the last without one."""
+    return np.int64(state.client[slot]) // 2 if state.client.size > 0 else state.calls.shape[0] - 1
+
+
 @inner
 def end_call(state, slot, done):
     """Counts a finished request's service to its job; of one that has left, it is no longer to come."""
     job, service_ps = np.int64(state.job[slot]), state.requests[slot].service_ps
-    if job >= 0:
-        state.jobs[job, ATTAINED] += done * service_ps
-        state.jobs[job, LEFT] -= service_ps
+    if job < 0:
+        return
+    of = state.jobs[job]
+    turn, calls = min(s.TURNS - 1, np.int64(of[TURN])), state.calls[kind_of(state, slot)]
+    of[ATTAINED] += done * service_ps
+    of[LEFT] -= service_ps
+    of[TURN] += 1.0
+    if of[LEFT] <= 0.0:
+        of[END] = state.clock.now_ps
+    if done:
+        calls[turn, ENDED] += 1.0
+        calls[turn, SERVICE] += service_ps
+        calls[turn, LAST] += of[LEFT] <= 0.0
+        _learn(calls, turn)
+
+
+@inner
+def _learn(calls, turn):
+    """Renews the expected service left of jobs of a kind, from the call after `turn` ended ones on: a call's mean, and
+    what is expected after it if it is not the last, which the share says of those of this number that have ended."""
+    for at in range(turn, -1, -1):
+        if calls[at, ENDED] > 0.0:
+            after = calls[at + 1, EXPECTED] if at + 1 < s.TURNS else 0.0
+            calls[at, EXPECTED] = (calls[at, SERVICE] + (calls[at, ENDED] - calls[at, LAST]) * after) / calls[at, ENDED]
+
+
+@inlined
+def expected_left(state, slot):
+    """Service that is expected to be left of a request's job, in ps, learned by its client and by how many of its calls
+    have ended; of more than any before had, what it was for the most; 0 where nothing is known."""
+    calls, turn = state.calls[kind_of(state, slot)], np.int64(0)
+    if state.job[slot] >= 0:
+        turn = min(s.TURNS - 1, np.int64(state.jobs[state.job[slot], TURN]))
+    while turn > 0 and calls[turn, ENDED] == 0.0:
+        turn -= 1
+    return calls[turn, EXPECTED]
 
 
 # --- What comes next ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,14 @@ def _by_priority(preempt: str) -> Policy:
     return Policy("v1", params, mixed=True, compose=schedule_once)
 
 
+def _deadline() -> Policy:
+    """Returns `deadline` without its last parameter, `aging_s`: the simulator's loop changes a request's class."""
+    whole = get_policy("deadline")
+    return replace(whole, params=whole.params[:-1])
+
+
 RULES: dict[str, Callable[[], Policy]] = {
-    "admitter": lambda: get_policy("deadline"), "deadline": lambda: get_policy("deadline"),
+    "admitter": _deadline, "deadline": _deadline,
     "hygen": lambda: Policy("hygen", HYGEN, mixed=True, compose=within_budget),
     "gate": lambda: Policy("gate", GATE, mixed=True, compose=gated),
     "least_computed": lambda: _by_priority("least_computed_of_class"), "v1": lambda: _by_priority("last")}

@@ -238,3 +238,24 @@ def test_affinity_keeps_documents_together_up_to_its_bound(instances: int) -> No
 def test_a_cluster_of_few_seats_is_refused() -> None:
     with pytest.raises(UserError, match="max_batch is 4; expected 17 or more"):
         play(setup_of(((0.0, 20, 4, False),), max_num_seqs=2).with_(rules={"max_batch": 4}))
+
+
+def test_what_is_left_of_a_job_is_learned_from_what_has_ended() -> None:
+    """One request at a time. Of client 1, one of three jobs has a second call; then, of three calls that wait, that of
+    the client with the least service left goes first, and of client 1's that of the job whose first call has ended."""
+    tokens = [100, 100, 400, 400, 400, 100, 400, 400, 100]
+    client, job = np.array([0, 0, 1, 1, 1, 2, 1, 1, 0]), np.array([0, 1, 2, 2, 3, 4, 3, 5, 6])
+    arrival_s = np.array([0.0, 0.1, 0.2, 2.0, 2.1, 4.0, 4.11, 4.1, 4.12])
+    order = np.argsort(arrival_s)
+    trace = Trace(arrival_s=arrival_s[order], prompt_tokens=np.array(tokens, np.int32)[order],
+                  output_tokens=np.full(9, 8, np.int32), online=np.zeros(9, bool), client=client[order], job=job[order])
+    setup = setup_of(rule="job_expected", refresh_s=0.0, max_num_seqs=1, waiting_order="arrival")
+    episode = Episode(setup, trace=trace).play(until_ps=4 * s.PS_PER_S)
+    service_ps, calls = episode.state.requests["service_ps"], episode.state.calls
+    few, many = float(service_ps[0]), float(service_ps[2])
+    assert few < many and calls.shape[0] == 4
+    assert calls[0, 0].tolist() == [2.0, 2 * few, 2.0, few] and not calls[0, 1:].any()
+    assert calls[1, 0].tolist() == [2.0, 2 * many, 0.0, 2 * many], "the one that went on had one more in the mean"
+    assert calls[1, 1].tolist() == [1.0, many, 1.0, many]
+    ended = np.argsort(episode.play().state.requests["finish_ps"])
+    assert (client[order][ended[6:]].tolist(), job[order][ended[6:]].tolist()) == ([0, 1, 1], [6, 3, 5])

@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {"max_num_batched_tokens": st.sampled_from((64, 700, 409
                          # what HyGen finds by test runs, and Sarathi, which knows no offline work
                          "latency_budget_s": st.sampled_from((0.03, 0.2)), "offline_qps": st.sampled_from((0.5, 50.0)),
                          "offline": st.just("fcfs"), "host_gib": st.sampled_from((0, 1)),
-                         "output_window": st.sampled_from((3, 100))}
+                         "output_window": st.sampled_from((3, 100)), "aging_s": st.sampled_from((0, 1))}
 MANY_EVENTS = 4000
 EACH = pytest.mark.parametrize("policy", MIXED)
 FEW = settings(max_examples=12)
@@ -109,3 +109,22 @@ def test_composed_from_python_equals_inside(policy: str, data: st.DataObject) ->
     driven = Episode(setup, trace=trace, outside=("compose", "route")).play()
     assert driven.answers > 0
     assert differences(Episode(setup, trace=trace).play().state, driven.state) == []
+
+
+@pytest.mark.parametrize("policy", ["deadline", "vllm_priority"])
+def test_an_offline_request_that_has_waited_goes_as_an_online_one(policy: str) -> None:
+    """One runs at a time, and each takes more than a second: the offline request waits for all nine, or, once it has
+    waited three seconds, goes before those that arrived after it."""
+    rows = ((0.0, 64, 100, True), (0.1, 64, 100, False), *((0.2 + 0.1 * i, 64, 100, True) for i in range(8)))
+    setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy)
+
+    def places(**values: int) -> tuple[int, Any]:
+        state = Episode(setup.with_(values=tuple({"max_num_seqs": 1, **values}.items()))).play().state
+        finish_ps = state.requests["finish_ps"]
+        assert (state.requests["status"] == s.FINISHED).all() and state.instances[0]["online_waiting"] == 0
+        return int((finish_ps < finish_ps[1]).sum()), finish_ps
+
+    (last, plain), (late, _), (never, same) = places(), places(aging_s=3), places(aging_s=1000)
+    assert (last, never) == (9, 9) and np.array_equal(plain, same)
+    waited = int(np.searchsorted(np.sort(plain), 3.1 * s.PS_PER_S)) + 1
+    assert 1 < late == waited < 9
