@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baselines.scaling.linear import WEIGHTS
 from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
@@ -139,13 +140,35 @@ def test_headroom_adds_what_its_forecast_has_missed() -> None:
     assert 1 <= once < more <= 2 * once
 
 
+@pytest.mark.parametrize(("weight", "share"), [
+    ("last", 1.0), ("short", 1.0), ("long", 1.5), ("peak", 2.0), ("trend", 1.5), ("constant", None), ("root", None)])
+def test_linear_is_a_weighted_sum_of_loads(weight: str, share: float | None) -> None:
+    """600 requests an interval for five minutes, then 300: the last interval's load, the means of two minutes and of
+    ten, the largest of two minutes, and how much that of ten minutes has grown from nothing, each alone."""
+    others = ",".join(f"{name}={float(name == weight)}" for name in WEIGHTS)
+    rule = Figures(f"linear:hold_s=0,utilization=0.01,{others}", on=3)
+    rule.state.tides[0, :20] = [600] * 10 + [300] * 10
+    rule.state.tides[1, :20] = 1000 * rule.state.tides[0, :20]
+    found = rule.after(20)
+    once = Figures("planner_sla:interval_s=30,utilization=0.01", on=3).answer_to(300, 300_000)
+    expected = {"constant": 100.0, "root": 10.0 * (1.5 * once) ** 0.5}.get(weight, once * (share or 0.0))
+    assert found == pytest.approx(expected, abs=1.0)
+
+
+def test_linear_holds_the_most_wanted_and_counts_what_waits() -> None:
+    rule = Figures("linear:queue=1,utilization=0.01,hold_s=60", on=3)
+    prefill_s = int(prefill_alone_ps(rule.table, np.array([2048]))[0]) / s.PS_PER_S / 2048
+    wanted = int(np.ceil(100 * 30_000 * prefill_s / 30))
+    assert [rule.after(online_waiting_tokens=tokens) for tokens in (30_000, 0, 0)] == [wanted, wanted, 0]
+
+
 @pytest.mark.parametrize("rule", names("scale"))
 def test_every_controller_steers_a_fleet(rule: str) -> None:
-    begun = {**ELASTIC, "mixed": [{**ELASTIC["mixed"][0], "count": 3}]}
+    begun = {**ELASTIC, "mixed": [{**ELASTIC["mixed"][0], "count": 4}]}
     run = simulate(SCENARIO.with_(cluster=begun), f"deadline:scale={rule}")
     fleet = run.summary["fleet"]
     assert 1.0 <= fleet["chips"] <= 4.0 and run.params["scale"] == rule
-    assert (fleet["chips"] == 3.0) == (rule == "static")
+    assert (fleet["chips"] == 4.0) == (rule == "static")
     assert json.dumps(run.summary["fleet"])
 
 
