@@ -11,28 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from agents.environments import make_env, windows
-from agents.evaluation.evaluate import depends_on, jobs_of, play_job
-from agents.evaluation.players import function_of, load_learned
 from agents.score.command import score
 from agents.score.program import write_program
-from agents.score.windows import METRICS, arranged, scores, simulated, tracks_for
+from agents.score.windows import scores
 from ooco_gym.documents import read_json, read_mapping
-from ooco_gym.envs.config import under
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import as_json, atomic_write, write_json
-from ooco_gym.peak import file_stamps
-from ooco_gym.policy import get_policy
 from ooco_gym.report import Table, percent
 from ooco_gym.report.terminal import track
 from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.schema import plain, whole
-from ooco_gym.study.runs import in_processes, policy_identity
 from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
@@ -53,9 +44,10 @@ def main(cfg: Any) -> dict[str, Any]:
     return {"command": "suite", "action": config["action"], **actions[config["action"]](config, Path(config["out"]))}
 
 
-# --- Running
-# ----------------------------------------------------------------------------------------------------------
+# --- Running ----------------------------------------------------------------------------------------------------------
 def _run(config: dict[str, Any], out: Path) -> dict[str, Any]:
+    from agents.evaluation.suite import play, tasks_of  # with environments and players, which scores need not
+
     suite, policy = config["suite"], str(config["policy"] or "")
     if not policy:
         raise UserError("ooco-gym suite run needs a policy, such as policy=learned_gate or policy=my_rule.yaml")
@@ -80,77 +72,6 @@ def _run(config: dict[str, Any], out: Path) -> dict[str, Any]:
     return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
 
 
-def _simulated(policy: str) -> bool:
-    """Whether a policy runs whole windows, instead of taking an environment's decisions."""
-    return not Path(policy).is_dir() and function_of(policy) is None
-
-
-def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
-    """The tasks to run: those asked for, else all of the policy's track.
-
-    Raises:
-        UserError: an unknown task, or tasks of several tracks.
-    """
-    suite, known, track = config["suite"], config["suite"]["tasks"], config["track"]
-    if track not in (None, *suite["tracks"]):
-        raise unknown("track of the suite", track, suite["tracks"])
-    if _simulated(policy):
-        fit = tracks_for(suite, "mixed" if get_policy(policy).mixed else "pools")
-    elif Path(policy).is_dir():
-        env = load_learned(policy).env.get("id")
-        fit = [name for name, one in suite["tracks"].items() if load_yaml("env", one["env"])["id"] == env] or ["pools"]
-    elif track is None:
-        raise UserError(f"policy={policy} does not say which track a function is for; add track=pools or track=mixed")
-    else:
-        fit = [track]
-    if track not in (None, *fit):
-        raise UserError(f"policy={policy} is for track {' or '.join(fit)}, not {track}")
-    own = track or fit[0]
-    names = [name for name, one in known.items() if one["track"] == own]
-    asked = names if config["tasks"] is None else config["tasks"]
-    for name in (chosen := [asked] if isinstance(asked, str) else list(asked)):
-        if name not in known:
-            raise unknown("task of the suite", name, known)
-        if name not in names:
-            raise UserError(f"task {name} is of track {known[name]['track']}; policy={policy} is for {own}: "
-                            f"{', '.join(names)}")
-    return chosen
-
-
-def play(suite: Mapping[str, Any], task: str, policy: str, count: int, workers: int = 1, cache: bool = False
-         ) -> dict[str, list[float]]:
-    """Runs the first `count` windows of a task under a policy; returns `METRICS` of each window.
-
-    Raises:
-        UserError: the policy cannot run it.
-    """
-    env, changes = arranged(suite, task)
-    if _simulated(policy):
-        if get_policy(policy).prepare is None:
-            get_policy(policy).vector()  # raises if a parameter has no value
-        asked = suite, task, policy, list(suite["seeds"])[:count]
-        on = [*asked, file_stamps([env, changes]), policy_identity(policy)]
-        return next(in_processes(_simulated_metrics, [asked], 1, cache=cache, depends=lambda _: on))
-    if measure := suite["tracks"][suite["tasks"][task]["track"]].get("measure"):
-        raise UserError(f"task {task} counts {measure}, a figure of whole windows; it takes a policy's name or rule")
-    if changes:  # as a scenario, in which a share of the peak is a factor on the rate
-        with closing(make_env(env)) as made:
-            config = under(made.unwrapped.config, changes, f"suite.tasks.{task}")
-        shift = {key: value for key, value in changes.items() if key != "load"}
-        shift |= {"rate_scale": config.scenario.rate_scale} if "load" in changes else {}
-        env |= {"shifts": {task: shift}, "shift": task, "vary": dict(config.vary)}
-    jobs = jobs_of(env, policy, windows(suite["seeds"], count))
-    records = list(chain.from_iterable(in_processes(play_job, jobs, workers, cache=cache, depends=depends_on)))
-    columns = {}
-    for key, name in METRICS.items():
-        columns[key] = [record["summary"][name] for record in records]
-    return columns
-
-
-def _simulated_metrics(asked: tuple[Any, ...]) -> dict[str, list[float]]:
-    return simulated(*asked, strict=False)  # as all results on record
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -171,12 +92,16 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
                         "here")
     try:
         said = as_json(scores(suite, result["tasks"], result["references"]))
-        same = said == {key: result[key] for key in said}
+        same = _nine_digits(said) == _nine_digits({key: result[key] for key in said})
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # missing entries, or no numbers
         same = False
     if not same:
         raise UserError(f"'{path}': its scores do not match its windows; it was edited")
     return result
+
+
+def _nine_digits(value: Any) -> Any:
+    return json.loads(json.dumps(value), parse_float=lambda text: f"{float(text):.9g}")
 
 
 def _is_result(path: Path) -> bool:

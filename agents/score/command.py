@@ -11,15 +11,19 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from agents.score.bundles import bundled
 from agents.score.language import LONGEST, WORDS, checked
+from agents.score.plain import Composer, PlainRule
 from agents.score.sandbox import Child, Limits, Lock
-from agents.score.windows import METRICS, scores, simulated, tracks_for
+from agents.score.windows import METRICS, outcomes, scores, simulated, tracks_for
+from ooco_gym.compile import compile_later
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, cache_path, write_json
 from ooco_gym.own_code import module_of_file, tell
@@ -27,20 +31,22 @@ from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import addresses
 from ooco_gym.policy.registry import list_policies, split_name
 from ooco_gym.report import percent
+from ooco_gym.runtime import MANIFEST_FILE
 from ooco_gym.schema import number, whole
-from ooco_gym.study.runs import in_processes, policy_identity
+from ooco_gym.study.population import Candidate
+from ooco_gym.study.runs import policy_identity
 from ooco_gym.version import __version__
 
 SCHEMA, SCORE_FILE, HELD_OUT = "ooco-gym/score/1", "score.json", "held_out"
 
 
 class Rule(NamedTuple):
-    """A rule as it was given: its name, digest, track, and what runs it (`sandbox.Child`'s work)."""
+    """A rule as it was given: its name, digest, track, and what makes it in the child."""
 
     name: str
     sha256: str
     track: str
-    work: Callable[..., Any]
+    candidate: Callable[[Lock], Candidate]
 
 
 def score(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -66,9 +72,9 @@ def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
     compile_s, play_s = (number(f"score.{key}", config["score"][key], 0.1) for key in ("compile_s", "play_s"))
     reference = str(suite["tracks"][suite["tasks"][tasks[0]]["track"]]["reference"])
     for task in tasks:  # all modules, chips and compiled functions, before the fork
-        simulated({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1])
+        simulated(({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1]))
     addresses(Policy("", mixed=rule.track == "mixed").hooks())  # what a rule without them uses
-    child = Child(rule.work, Limits(compile_s, compile_s + play_s))
+    child = Child(partial(_play, rule), Limits(compile_s, compile_s + play_s))
     try:
         isolation = _said(child)["isolation"]
         seed = _seed(config["seed"])
@@ -77,9 +83,7 @@ def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
             int(one) >> 1 for one in np.random.SeedSequence(seed).generate_state(count)]
         child.give(play_s)
         child.send({"suite": short, "tasks": tasks, "seeds": seeds})
-        asked = [(short, task, reference, seeds) for task in tasks]
-        found = in_processes(_outcomes, asked, 1, cache=not held_out, depends=_depends)
-        references = dict(zip(tasks, found, strict=True))
+        references = outcomes(short, tasks, reference, seeds, cache=not held_out)
         played = _said(child)["done"]
     finally:
         child.end()
@@ -112,14 +116,6 @@ def _tasks(config: Mapping[str, Any], rule: Rule, held_out: bool) -> list[str]:
     return [config["task"]] if config["task"] is not None else known if held_out else known[:1]
 
 
-def _depends(asked: tuple[Any, ...]) -> Any:
-    return [*asked, policy_identity(asked[2])]
-
-
-def _outcomes(asked: tuple[Any, ...]) -> dict[str, list[float]]:
-    return simulated(*asked)
-
-
 def _plausible(played: Any, references: Mapping[str, Any]) -> None:
     """Raises if the child's numbers are none of these windows': the arrivals are those of the reference."""
     for task, reference in references.items():
@@ -131,27 +127,38 @@ def _plausible(played: Any, references: Mapping[str, Any]) -> None:
 
 # --- What is scored ---------------------------------------------------------------------------------------------------
 def rule_of(given: str) -> Rule:
-    """Reads a rule: a file of Python, or the name of a policy of ours.
+    """Reads a rule: a file of Python, an exported policy's folder, or the name of a policy of ours.
 
     Raises:
         UserError: there is none, or it is not of the language.
     """
-    base = split_name(given)[0]
-    if not given.endswith(".py"):
-        if base not in list_policies():
-            raise UserError(f"'{given}' is no rule to score: expected a file such as rule.py, or a policy's name")
-        policy = get_policy(given)
-        return Rule(given, hashlib.sha256(repr(policy_identity(given)).encode()).hexdigest(), _track(policy.mixed),
-                    lambda receive, send, lock: _play(policy, receive, send, lock))
+    if (Path(given) / MANIFEST_FILE).is_file():
+        stated, mine = (Path(given) / MANIFEST_FILE).read_bytes(), bundled(given)
+        bounded(mine.policy)
+    elif not given.endswith(".py"):
+        if split_name(given)[0] not in list_policies():
+            raise UserError(f"'{given}' is no rule to score: expected a file such as rule.py, an exported policy's "
+                            "folder, or a policy's name")
+        stated, mine = repr(policy_identity(given)).encode(), Candidate(get_policy(given))
+    else:
+        return _of_file(given)
+    return Rule(given, hashlib.sha256(stated).hexdigest(), _track(mine.policy.mixed), lambda _: mine)
+
+
+def _of_file(given: str) -> Rule:
     data = read_rule(given)
     digest = hashlib.sha256(data).hexdigest()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"'{given}' is not UTF-8: {error.reason} at byte {error.start}") from error
+    if PlainRule.begins.search(text):
+        make = checked(text, given, PlainRule)
+        compile_later(PlainRule.__module__)
+        return Rule(given, digest, _track(True), lambda lock: _interpreted(make, lock))
     source, values, mixed = checked(text, given)
     path = _kept(source)
-    return Rule(given, digest, _track(mixed), lambda receive, send, lock: _compiled(path, values, receive, send, lock))
+    return Rule(given, digest, _track(mixed), lambda lock: _compiled(path, values, lock))
 
 
 def read_rule(path: str) -> bytes:
@@ -192,28 +199,40 @@ def _kept(source: str) -> Path:
 
 
 # --- In the child -----------------------------------------------------------------------------------------------------
-def _compiled(path: Path, values: Mapping[str, Any], receive: Any, send: Any, lock: Lock) -> Any:
-    """Compiles a guarded rule, with checked indices, and plays it."""
+def _compiled(path: Path, values: Mapping[str, Any], lock: Lock) -> Candidate:
+    """Compiles a guarded rule, with checked indices."""
     lock.close(writes=path.parent)
     numba.core.config.BOUNDSCHECK, numba.core.config.CACHE_DIR = 1, ""  # pyright: ignore[reportAttributeAccessIssue]
     tell(None)  # the command line names the rule; this is its checked text
     policy = module_of_file(str(path)).policy
     known = {one.name: values[one.name] for one in policy.params if one.name in values}
-    policy = policy.with_values(known, "rule")
+    return Candidate(bounded(policy.with_values(known, "rule")))
+
+
+def _interpreted(make: Callable[[], Any], lock: Lock) -> Candidate:
+    """A rule in plain Python, in an engine with the options and routing of `deadline`."""
+    lock.close()
+    make()
+    return Candidate(get_policy("deadline"), composer=lambda: Composer(make))
+
+
+def bounded(policy: Policy) -> Policy:
+    """The policy, if its parameters have values, and its engine's options are within bounds."""
     policy.vector()  # raises if a parameter has no value
     settings = policy.settings()
     for name, (least, most) in WORDS["options"].items():
         whole(f"rule: {name}", settings.get(name, least), least, most)
-    return _play(policy, receive, send, lock)
+    return policy
 
 
-def _play(policy: Policy, receive: Any, send: Any, lock: Lock) -> Any:
+def _play(rule: Rule, receive: Any, send: Any, lock: Lock) -> Any:
     """Plays the windows that the parent names once the process is locked."""
-    policy.vector()  # raises if a parameter has no value
-    addresses(policy.hooks())
+    mine = rule.candidate(lock)
+    mine.policy.vector()
+    addresses(mine.policy.hooks())
     send({"isolation": lock.close()})
     asked = receive()
-    return {task: simulated(asked["suite"], task, policy, asked["seeds"]) for task in asked["tasks"]}
+    return {task: simulated((asked["suite"], task, mine, asked["seeds"])) for task in asked["tasks"]}
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

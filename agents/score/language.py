@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -50,26 +51,21 @@ NODES = (
     ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Load, ast.Store)
 
 
-def checked(text: str, name: str) -> tuple[str, dict[str, Any], bool]:
-    """Checks a rule.
-
-    Returns:
-        Its source with guards and without the defaults of its parameters, so that what is compiled does not depend on
-        them; these; and whether it schedules mixed instances.
+def checked(text: str, name: str, language: type[Language] | None = None) -> Any:
+    """Checks a rule; returns what its language says (`CompiledRule`, or `agents.score.plain.PlainRule`).
 
     Raises:
         UserError: what is not of the language, with its line.
     """
     try:
-        rule = _Rule(name)
-        return rule.written(ast.parse(text, name)), rule.values, rule.mixed
+        return (language or CompiledRule)(name).read(ast.parse(text, name))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"'{name}' is no Python that a rule may be: {error}") from error
 
 
-def _text(node: Any) -> bool:
+def is_text(node: Any) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
@@ -77,35 +73,83 @@ def _guard(name: str, *arguments: Any) -> ast.Call:
     return ast.Call(ast.Attribute(ast.Name(GUARDS, ast.Load()), name, ast.Load()), list(arguments), [])
 
 
-class _Rule(ast.NodeTransformer):
-    """One file: what it binds, and its checks. A node without a method of its own only has to be of `NODES`."""
+class Language(ast.NodeTransformer):
+    """One file: what it binds, and its checks. A node without a method of its own only has to be of `nodes`."""
+
+    nodes: tuple[type[ast.AST], ...] = NODES
+    library: dict[str, list[str]] = WORDS["library"]
+    wholly: tuple[str, ...] = ("math", "numpy")  # modules that are imported by their own names
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.bound: dict[str, Any] = {}  # by name: a library's object, or the node that defines it
         self.modules: dict[str, str] = {}
         self.own: set[str] = set()  # attributes that the file declares: parameters, fields of named tuples
+
+    def no(self, node: Any, why: str) -> NoReturn:
+        raise UserError(f"'{self.name}', line {getattr(node, 'lineno', 1)}: {why}")
+
+    def read(self, tree: ast.Module) -> Any:
+        raise NotImplementedError
+
+    def generic_visit(self, node: Any) -> Any:
+        if not isinstance(node, self.nodes):
+            self.no(node, f"{type(node).__name__} is not of a rule's language")
+        return super().generic_visit(node)
+
+    def bind(self, node: Any, name: str, value: Any) -> None:
+        self.plain(node, name)
+        if name in self.bound or hasattr(builtins, name):
+            self.no(node, f"'{name}' is bound already")
+        self.bound[name] = value
+
+    def plain(self, node: Any, name: str) -> None:
+        if not name.isascii() or not name or name.startswith("_"):
+            self.no(node, f"the name '{name}' is not one of a rule's; outside functions a rule assigns to names only")
+
+    def imports(self, node: Any) -> None:
+        plain, known = isinstance(node, ast.Import), self.library.get(getattr(node, "module", ""), [])
+        for one in node.names:
+            if plain and one.name in self.wholly:
+                self.bind(node, one.asname or one.name, one)
+                self.modules[one.asname or one.name] = one.name
+            elif plain or node.level or not known:
+                where = f"'{one.name}'" if plain else f"from '{node.module}'"
+                self.no(node, f"a rule may not import {where}; it may: {', '.join({**self.library, 'numpy': ()})}")
+            elif one.name not in known or one.asname:
+                self.no(node, f"a rule may not import '{one.name}' from {node.module}{nearest(one.name, known)}; it "
+                              f"may, by their own names: {', '.join(known)}")
+            else:
+                self.bind(node, one.name, getattr(import_module(node.module), one.name))
+
+    def module(self, node: ast.Attribute, names: Collection[str] = ()) -> bool:
+        """Whether a node is of an imported module, and none of `names`; refuses what is not listed."""
+        name = node.value.id if isinstance(node.value, ast.Name) and node.value.id not in names else ""
+        module = self.modules.get(name, "")
+        if module and node.attr not in (WORDS["numpy"] if module == "numpy" else self.library[module]):
+            self.no(node, f"a rule may not use {module}.{node.attr}")
+        return bool(module)
+
+
+class CompiledRule(Language):
+    """A rule of the compiled subset."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.values: dict[str, Any] = {}  # defaults of parameters
         self.calls: dict[str, set[str]] = {}
         self.arguments, self.locals = set[str](), set[str]()
         self.point, self.function, self.mixed = "", "", False
 
-    def no(self, node: Any, why: str) -> NoReturn:
-        raise UserError(f"'{self.name}', line {getattr(node, 'lineno', 1)}: {why}")
-
-    def generic_visit(self, node: Any) -> Any:
-        if not isinstance(node, NODES):
-            self.no(node, f"{type(node).__name__} is not of a rule's language")
-        return super().generic_visit(node)
-
     # --- The file -----------------------------------------------------------------------------------------------------
-    def written(self, tree: ast.Module) -> str:
-        """The source with guards."""
+    def read(self, tree: ast.Module) -> tuple[str, dict[str, Any], bool]:
+        """Returns the source with guards and without the defaults of its parameters, so that what is compiled does not
+        depend on them; these; and whether it schedules mixed instances."""
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         for node in functions:
-            self._bind(node, node.name, node)
+            self.bind(node, node.name, node)
         for node in tree.body:
-            if node not in functions and not _text(node):
+            if node not in functions and not is_text(node):
                 self._top(node)
         for node in functions:
             self._function(node)
@@ -117,17 +161,17 @@ class _Rule(ast.NodeTransformer):
         for one in list(self.calls):
             self._ends(one, ())
         tree.body.insert(0, ast.ImportFrom("agents.score", [ast.alias("guards", GUARDS)], 0))
-        return ast.unparse(ast.fix_missing_locations(tree))
+        return ast.unparse(ast.fix_missing_locations(tree)), self.values, self.mixed
 
     def _top(self, node: Any) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            self._import(node)
+            self.imports(node)
         elif isinstance(node, ast.ClassDef):
             self._tuple(node)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             node.value, target = self.visit(node.value), node.targets[0]
             for one in target.elts if isinstance(target, ast.Tuple) else [target]:
-                self._bind(node, one.id if isinstance(one, ast.Name) else "", node.value)
+                self.bind(node, one.id if isinstance(one, ast.Name) else "", node.value)
         else:
             self.no(node, "outside functions a rule has imports, constants, named tuples and functions only")
 
@@ -137,39 +181,13 @@ class _Rule(ast.NodeTransformer):
         for other in self.calls.get(name, ()):
             self._ends(other, (*above, name))
 
-    def _bind(self, node: Any, name: str, value: Any) -> None:
-        self._plain(node, name)
-        if name in self.bound or hasattr(builtins, name):
-            self.no(node, f"'{name}' is bound already")
-        self.bound[name] = value
-
-    def _plain(self, node: Any, name: str) -> None:
-        if not name.isascii() or not name or name.startswith("_"):
-            self.no(node, f"the name '{name}' is not one of a rule's; outside functions a rule assigns to names only")
-
     def _is(self, node: Any, *names: str) -> bool:
         """Whether a node is a name of the library, whatever the file calls others."""
         return isinstance(node, ast.Name) and node.id in names and not isinstance(
             self.bound.get(node.id, node), ast.AST)
 
-    def _import(self, node: Any) -> None:
-        library, listed = WORDS["library"], ", ".join(sorted((*WORDS["library"], "numpy")))
-        plain, known = isinstance(node, ast.Import), library.get(getattr(node, "module", None), ())
-        for one in node.names:
-            if plain and one.name in ("math", "numpy"):
-                self._bind(node, one.asname or one.name, one)
-                self.modules[one.asname or one.name] = one.name
-            elif plain or node.level or not known:
-                where = f"'{one.name}'" if plain else f"from '{node.module}'"
-                self.no(node, f"a rule may not import {where}; it may: {listed}")
-            elif one.name not in known or one.asname:
-                self.no(node, f"a rule may not import '{one.name}' from {node.module}{nearest(one.name, known)}; it "
-                              f"may, by their own names: {', '.join(known)}")
-            else:
-                self._bind(node, one.name, getattr(import_module(node.module), one.name))
-
     def _tuple(self, node: ast.ClassDef) -> None:
-        fields = [one for one in node.body if not _text(one)]
+        fields = [one for one in node.body if not is_text(one)]
         if len(node.bases) != 1 or not self._is(node.bases[0], "NamedTuple") or node.keywords or node.decorator_list:
             self.no(node, "a rule's class is a NamedTuple of numbers, without methods and decorators")
         for one in fields:
@@ -179,7 +197,7 @@ class _Rule(ast.NodeTransformer):
             if one.target.id in (*FIELDS, "how", "ctypes") or one.target.id.startswith("_"):
                 self.no(one, f"a field of a rule's NamedTuple may not be called '{one.target.id}', as one of ours")
             self.own.add(one.target.id)
-        self._bind(node, node.name, node)
+        self.bind(node, node.name, node)
 
     def _declare(self, node: ast.Call) -> None:
         """Checks the call of `Param`, `Policy` or `slots`."""
@@ -231,8 +249,8 @@ class _Rule(ast.NodeTransformer):
         self.locals = self.arguments | {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(
             one.ctx, ast.Store)}
         for name in self.locals:
-            self._plain(node, name)
-        node.body = [one if _text(one) else self.visit(one) for one in node.body]
+            self.plain(node, name)
+        node.body = [one if is_text(one) else self.visit(one) for one in node.body]
         if self.point in ("compose", "pull"):
             node.body.insert(0, ast.Expr(_guard("begin", ast.Name("view", ast.Load()))))
         self.function, self.locals = "", set()
@@ -304,14 +322,6 @@ class _Rule(ast.NodeTransformer):
             self.no(node, f"a rule calls '{node.id}', and does not pass it on")
         return node
 
-    def _module(self, node: ast.Attribute) -> bool:
-        """Whether a node is of `math` or `numpy`; refuses what is not listed."""
-        name = node.value.id if isinstance(node.value, ast.Name) and node.value.id not in self.locals else ""
-        module = self.modules.get(name, "")
-        if module and node.attr not in (WORDS["numpy"] if module == "numpy" else WORDS["library"][module]):
-            self.no(node, f"a rule may not use {module}.{node.attr}")
-        return bool(module)
-
     def _field(self, node: ast.Attribute) -> None:
         limits = import_module("ooco_gym.policy.latency_budget").FillLimits._fields
         if node.attr not in SEEN and node.attr not in self.own and node.attr not in limits:
@@ -319,7 +329,7 @@ class _Rule(ast.NodeTransformer):
             self.no(node, f"a rule may not read '{node.attr}': {why}")
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        if self._module(node):
+        if self.module(node, self.locals):
             return node
         self._field(node)
         if node.attr in ARRAYS and node.attr not in ("params", "weights"):
@@ -364,7 +374,7 @@ class _Rule(ast.NodeTransformer):
                 declares and self.function)) or (target is None and name in WORDS["builtins"])
             if not known or name in self.locals or name in ("hook", "inner", "inlined", "NamedTuple"):
                 self.no(node, f"a rule may not call '{ast.unparse(called)[:60]}'")
-        elif not self._module(called):
+        elif not self.module(called, self.locals):
             self.no(node, "a rule calls functions, not methods")
         if any(word.arg is None for word in node.keywords):
             self.no(node, "a rule's calls have no stars")

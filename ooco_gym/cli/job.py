@@ -22,6 +22,7 @@ from ooco_gym.cli.config import one_line
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, ended_itself, raise_interrupt
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json
+from ooco_gym.peak import file_stamps
 from ooco_gym.report.terminal import remarks
 from ooco_gym.version import __version__
 
@@ -96,8 +97,6 @@ class Task:
 
     def _head(self, cfg: DictConfig) -> str:
         """Returns comments above a point's configuration: our version, and digests of the files that it names."""
-        from ooco_gym.peak import file_stamps  # not needed by a single run
-
         values: Any = OmegaConf.to_container(cfg, resolve=True)
         values.pop("out")
         stamps = "".join(f"# {json.dumps(path)}: {digest}\n" for path, digest in file_stamps(values))

@@ -321,6 +321,7 @@ class Episodes:
         return {
             "reward_total": float(account[r.TOTAL + r.REWARD - r.TERM]),
             "online_arrived": float(totals.online_arrived), "online_violated": float(totals.violations),
+            "online_undecided": float(simulation.state.gauges.open_online),
             "violation_rate": float(totals.violations / arrived),
             "offline_finished": float(totals.offline_finished),
             "offline_reference_gpu_s_per_s": float(totals.service_ps / s.PS_PER_S / window_s),

@@ -43,10 +43,12 @@ REFUSED = (0.0, 1, 1, 0.0, 0.0, 0)  # outcome of a policy that cannot run a wind
 
 
 class Candidate(NamedTuple):
-    """A policy to simulate, and weights that replace its own; None: its own."""
+    """A policy to simulate, weights that replace its own, and what makes, for each window, Python that composes the
+    iterations of mixed instances in its place (of the state and its address); None: its own."""
 
     policy: Policy
     weights: np.ndarray | None = None
+    composer: Callable[[], Callable[[s.State, int], None]] | None = None
 
 
 class Stopped(Exception):
@@ -96,7 +98,13 @@ class PlayedWindow:
             if name in PLAIN_SETTINGS:
                 setattr(state.config, name, value)
         handle = s.handle_of(state)
-        why = _to_the_end(address_of(run, RUN_SIGNATURE), handle.address, rules_of(mine), template.end_ps)
+        rules = rules_of(mine, ("compose",) if candidate.composer else ())
+        why = _to_the_end(address_of(run, RUN_SIGNATURE), handle.address, rules, template.end_ps)
+        if candidate.composer:
+            compose = candidate.composer()
+            while why == s.ASKED:
+                compose(state, handle.address)
+                why = run(handle.address, rules, template.end_ps, 0)
         if why not in (s.HORIZON, s.DONE):
             raise RuntimeError(f"the window stopped at {state.clock.now_ps} ps before its end ({why})")
         if digest_of(state) != self._digest:

@@ -10,7 +10,7 @@ import pytest
 
 from agents import suite
 from agents.benchmark import summarised, trainings
-from agents.score.windows import field_of, tracks_for
+from agents.score.windows import scenarios_of, tracks_for
 from ooco_gym.cli import main
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError
@@ -45,9 +45,9 @@ def test_what_counts_in_a_track_of_version_2(task, policy, tmp_path):
     track, _ = task.split("_")
     suite.main(config(tmp_path, suite=short, policy=policy, track=track, tasks=task, windows=2))
     found = json.loads((tmp_path / suite.RESULT_FILE).read_text())["tasks"][task]
-    field = field_of(short, task, [5001, 5002])
-    assert [one.scenario.duration_s for one in field.population.windows] == [120.0 if track == "scaling" else 10.0] * 2
-    told = simulate(field.population.windows[0].scenario, field.policy(policy)).summary
+    scenarios = scenarios_of(short, task, [5001, 5002])
+    assert [one.duration_s for one in scenarios] == [120.0 if track == "scaling" else 10.0] * 2
+    told = simulate(scenarios[0], policy).summary
     if track == "scaling":
         assert found["service"][0] == told["offline"]["reference_gpu_s_per_s"] / told["fleet"]["chips"]
     else:

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 from numba import types
 
+from agents.score.plain import engine_of as described
 from ooco_gym.compile import jit
-from ooco_gym.runtime.rules import Engine, Line, Request
+from ooco_gym.runtime.rules import Engine
 from ooco_gym.sim import state as s
 from ooco_gym.sim.step_actions import get_computed_blocks
 
@@ -40,37 +41,9 @@ class TableBelief:
                 ours[0] = theirs
 
 
-def described(state: s.State, slot: int) -> Request:
-    row = state.requests[slot]
-    made = int(row["generated_tokens"])
-    arrival, ttft, tpot, first = (int(row[name]) / s.PS_PER_S for name in (
-        "arrival_ps", "ttft_slo_ps", "tpot_slo_ps", "first_token_ps"))
-    return Request(slot, bool(row["urgent"]), slot, arrival, ttft, tpot, int(row["prompt_tokens"]) + made, made,
-                   int(row["num_computed_tokens"]), int(row["blocks"]),
-                   first if made and row["first_token_ps"] <= state.clock.now_ps else None)
-
-
 def engine_of(state: s.State, instance: int = 0, looked_up: bool = False) -> Engine:
-    """An instance that is about to compose an iteration; `looked_up`: what of waiting requests is in its cache.
-
-    With asynchronous scheduling the last one still runs: requests that it finishes keep their seats, and a first token
-    of it is not seen yet.
-    """
-    ahead = state.config.async_scheduling and state.instances[instance]["activity"] == s.MIXING
-    spec, config, queues = state.instances[instance], state.config, []
-    for head in ("online_head", "offline_head"):
-        slot, line = int(spec[head]), []
-        while slot >= 0:
-            line.append(described(state, slot))
-            if looked_up:
-                line[-1].look_up = partial(cached, state, instance, slot)
-            slot = int(state.requests[slot]["next"])
-        queues.append(Line(line))
-    running = [described(state, int(slot)) for slot in state.members[s.BATCH, instance, : spec["running"]]]
-    now_ps, finishing = (spec["end_ps"], spec["suspended"]) if ahead else (state.clock.now_ps, 0)
-    return Engine(int(now_ps) / s.PS_PER_S, running, *queues,
-                  int(spec["free_blocks"] - config.reserved_blocks), int(spec["total_blocks"]),
-                  int(config.block_tokens), int(config.max_num_seqs - finishing), int(config.max_num_batched_tokens),
-                  int(config.default_tpot_ps) / s.PS_PER_S,
-                  tuple(int(spec[name]) for name in ("online_waiting", "online_waiting_tokens", "offline_waiting",
-                                                     "offline_waiting_tokens")))
+    """An instance that is about to compose an iteration; `looked_up`: what of waiting requests is in its cache."""
+    found = described(state, instance)
+    for one in [*found.online, *found.offline] if looked_up else []:
+        one.look_up = partial(cached, state, instance, one.id)
+    return found

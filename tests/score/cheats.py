@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from textwrap import dedent, indent
+
 HEAD = """
 import math
 import numpy as np
@@ -235,3 +238,83 @@ def route(view):
 ROUTED = 'policy = Policy("mine", PARAMS, mixed=True, compose=compose, route=route)\n'
 ANSWERS = [(f"answers {one}", rule(top=ANSWER.format(one), end=ROUTED), "not offered|no whole number") for one in (
     "99", "-1", "-3", "2**61", "math.nan", "math.inf", "0.5")]
+
+# --- Plain Python -----------------------------------------------------------------------------------------------------
+PLAIN_HEAD = "\nimport math\nfrom ooco_gym.runtime.rules import Plan, Rule\n"
+# What is no cheat in plain Python: the language has it, and an answer that is no Plan ends the run.
+LEGAL = {"memory by a list", "a huge number", "a huge power outside", "a lambda", "a comprehension", "recursion",
+         "a nested function", "recursion by two", "a guard by another name", "a builtin by another name",
+         "the view replaced", "an annotation that runs", "a compiled loop without end", *(name for name, *_ in ANSWERS),
+         # of a Policy, which a plain rule has not
+         "a text that steers a terminal", "Python at the policy's begin", "an order by true lengths",
+         "a bound that foresees", "no policy", "another's policy", "another point's rule, without guards",
+         "a rule without guards", "mixed instances on the other track"}
+
+
+def plain(body: str, top: str = "", init: str = "pass", more: str = "") -> str:
+    """A rule in plain Python whose `compose` begins with these lines."""
+    compose = "\ndef compose(self, engine, belief):\n" + indent(f"{body}\nreturn Plan({{}}, [], [])\n", "    ")
+    return f"{PLAIN_HEAD}{top}\nclass Mine(Rule):\n" + indent(
+        f"def __init__(self, values):\n    {init}\n{more}{compose}", "    ")
+
+
+def plainly(source: str) -> str:
+    """A cheat of the compiled subset as plain Python: its `compose` is a method of what an engine says."""
+    bare = re.sub(r"^(@(hook\(\w+(, flushes=True)?\)|inner)|policy = Policy\(.*\))\n", "", source.replace(HEAD, ""),
+                  flags=re.MULTILINE)
+    top, _, body = bare.partition("def compose(view):\n")
+    lines = [*body.splitlines(), "end"]
+    last = next(i for i, line in enumerate(lines) if line[:1].strip())
+    method = dedent("\n".join(lines[:last])).replace("view.state", "view")
+    return plain(f"view = engine\n{method}", top + "\n".join(lines[last:-1]))
+
+
+PLAIN_WRITTEN: list[tuple[str, str, str]] = [
+    ("frames by an attribute of its own", plain("x = (i for i in [1])\ny = x.gi_frame", init="self.gi_frame = 0"),
+     "may not read 'gi_frame'"),
+    ("another's self", plain("x = Mine.get((i for i in [1]))", init="self.gi_frame = 0",
+                             more="def get(self):\n    return self.gi_frame"), "may not use 'Mine'"),
+    ("self by an argument", plain("pass", "def f(self):\n    return self.gi_frame\n", "self.gi_frame = 0"),
+     "self is a method's"),
+    ("self by a lambda", plain("f = lambda self: self.gi_frame", init="self.gi_frame = 0"), "self is a method's"),
+    ("self by a name", plain("self = engine"), "self is a method's"),
+    ("self by a loop", plain("x = [0 for self in [1]]"), "self is a method's"),
+    ("self by an import", plain("pass", "import math as self\n"), "self is a method's"),
+    ("a method without self", plain("pass", more="def f(x):\n    return x"), "first argument is self"),
+    ("a patched library", plain("math.log = 3"), "writes to its own names"),
+    ("a patched request", plain("engine.running[0].blocks = 0"), "writes to its own names"),
+    ("the state behind a belief", plain("x = belief._place"), "may not read '_place'"),
+    ("the terms behind a belief", plain("x = belief.terms"), "may not read 'terms'"),
+    ("a private name of its own", plain("self._x = 1"), "not one of a rule's"),
+    ("two classes", plain("pass", "class A(Rule):\n    def compose(self, engine, belief):\n        return 0\n"),
+     "has one class"),
+    ("a class of its own", "from ooco_gym.runtime.rules import Rule\nclass Mine(Rule, metaclass=Rule):\n    x = 1\n",
+     "class Mine"),
+    ("a class that runs", f"{PLAIN_HEAD}class Mine(Rule):\n    x = 1\n", "has methods only"),
+    ("stars", plain("x = max(*[1, 2])"), "Starred is not of"), ("double stars", plain("x = dict(**{})"), "no stars"),
+    ("a text that steers a terminal", plain("x = '\\x1b[2J'"), "printable texts"),
+    ("bytes", plain("x = b'1'"), "numbers and printable"),
+    ("functions by a text", plain("x = '{0.__class__}'.format(engine)"), "may not read 'format'"),
+    ("types", plain("x = type(engine)"), "may not use 'type'"), ("super", plain("x = super()"), "may not use 'super'"),
+    ("code that runs outside", plain("pass", "while True:\n    pass\n"), "outside functions"),
+]
+FIRST = "one = engine.online.peek() or engine.offline.peek()\n"
+PLAIN_RUN: list[tuple[str, str, str]] = [
+    ("a request that has not arrived", plain("return Plan({5000: 5}, [5000], [])"), "not arrived|not exist"),
+    ("a request that does not exist", plain("return Plan({10**9: 5}, [10**9], [])"), "does not exist"),
+    ("more tokens than there is memory", plain(f"{FIRST}return Plan({{one.id: 10**9}}, [one.id], [])"),
+     "does not fit|cannot have"),
+    ("tokens for a request that waits", plain(f"{FIRST}return Plan({{one.id: 5}}, [], [])"), "does not run"),
+    ("preempts a request that waits", plain(f"{FIRST}return Plan({{}}, [], [one.id])"), "does not run"),
+    ("admits twice", plain(f"{FIRST}return Plan({{one.id: 5}}, [one.id, one.id], [])"), "does not wait there"),
+    ("admits without tokens", plain(f"{FIRST}return Plan({{}}, [one.id], [])"), "does not wait there"),
+    ("tokens that are none", plain(f"{FIRST}return Plan({{one.id: -5}}, [one.id], [])"), "no number of tokens"),
+    ("NaN tokens", plain(f"{FIRST}return Plan({{one.id: math.nan}}, [one.id], [])"), "no number of tokens"),
+    ("True tokens", plain(f"{FIRST}return Plan({{one.id: True}}, [one.id], [])"), "no number of tokens"),
+    ("no Plan", plain("return ({}, [], [])"), "no Plan"), ("no lists", plain("return Plan({}, (), {})"), "no request"),
+    ("costs beyond their table", plain("x = belief.latency((10**12, 10**9, 0, 0, 0, 0, 0))"), "cannot be"),
+    ("memory by a list", plain("x = [1.0] * 10**10"), "of memory|MemoryError"),
+    ("a huge power", plain("pass", "HUGE = 9 ** 9 ** 9 ** 9\n"), "did not end within|processor time"),
+    ("a loop without end", plain("while True:\n    pass"), "did not end within|processor time"),
+    ("recursion without end", plain("return self.f()", more="def f(self):\n    return self.f()"), "RecursionError"),
+]

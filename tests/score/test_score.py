@@ -7,14 +7,34 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agents.policies.export import write_linear_bundle
 from agents.score import command, language, sandbox
+from agents.score.plain import Composer, PlainRule
+from agents.score.windows import scenarios_of
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy
 from ooco_gym.resources import load_yaml
+from ooco_gym.runtime import write_parameters_bundle
+from ooco_gym.study.population import Candidate, Population
 from ooco_gym.vllm import replica
-from tests.score.cheats import ANSWERS, FILLS, RUN, WRITTEN, rule
+from ooco_gym.vllm.rules import make_rule
+from tests.runtime.engine_description import TableBelief
+from tests.score.cheats import (
+    ANSWERS,
+    FILLS,
+    LEGAL,
+    PLAIN_RUN,
+    PLAIN_WRITTEN,
+    RUN,
+    WRITTEN,
+    plain,
+    plainly,
+    rule,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +58,27 @@ def test_what_is_not_of_the_language_is_refused(name, source, words):
     assert "\n" not in str(caught.value) and str(caught.value).startswith("'rule.py'")
 
 
-@pytest.mark.parametrize(("name", "source", "words"), [*RUN, *ANSWERS], ids=[one[0] for one in (*RUN, *ANSWERS)])
+@pytest.mark.parametrize(("name", "source", "words"), PLAIN_WRITTEN, ids=[one[0] for one in PLAIN_WRITTEN])
+def test_what_is_not_of_plain_python_s_language_is_refused(name, source, words):
+    with pytest.raises(UserError, match=words):
+        language.checked(source, "rule.py", PlainRule)
+
+
+@pytest.mark.parametrize(("name", "source", "words"), [*WRITTEN, *RUN, *ANSWERS])
+def test_each_cheat_is_refused_as_plain_python_too(name, source, words):
+    source = plainly(source)
+    assert PlainRule.begins.search(source)
+    if name in LEGAL:
+        assert callable(language.checked(source, "rule.py", PlainRule))
+    else:
+        with pytest.raises(UserError):
+            language.checked(source, "rule.py", PlainRule)
+
+
+SHOWN = [*RUN, *ANSWERS, *((f"plain: {name}", *rest) for name, *rest in PLAIN_RUN)]
+
+
+@pytest.mark.parametrize(("name", "source", "words"), SHOWN, ids=[one[0] for one in SHOWN])
 def test_what_shows_while_it_runs_is_caught(name, source, words, tmp_path):
     path = tmp_path / "rule.py"
     path.write_text(source)
@@ -168,6 +208,62 @@ def test_source_and_compiled_score_the_same_and_the_seed_verifies(shipped):
     assert source["windows"] == again["windows"] == ours["windows"] and source["seed"] not in (None, 0)
     assert source["sha256"] == again["sha256"] and source["combined_score"] == again["combined_score"]
     assert command.scored(str(shipped), config(seed="held_out"))["seed"] != source["seed"]
+
+
+def test_a_rule_that_is_followed_by_its_plans_scores_as_it_does_compiled():
+    """`deadline` as an engine asks for it, by the same descriptions and plans as plain Python."""
+    class Asked(Composer):
+        def belief(self, state, address, instance):
+            return TableBelief(state, instance)
+
+    short = {**config()["suite"], "horizon_s": 20.0, "warmup_s": 5.0}
+    windows = Population(scenarios_of(short, "mixed_bursts", [1, 2]))
+    asked = [Candidate(get_policy("deadline"), composer=composer) for composer in (
+        None, lambda: Asked(lambda: make_rule("deadline")))]
+    compiled, by_plans = windows.play(asked)
+    assert compiled.tolist() == by_plans.tolist() and compiled["service"].min() > 0.0
+
+
+PLAIN_RULE = plain("""
+tokens, left, free, admitted = {}, 2048, engine.free_blocks, []
+for one in engine.running:
+    lacks = min(left, one.num_tokens - one.num_computed_tokens)
+    more = max(0, -(-(one.num_computed_tokens + lacks) // engine.block_size) - one.blocks)
+    if lacks > 0 and more <= free:
+        tokens[one.id], left, free = lacks, left - lacks, free - more
+for one in engine.online.first(9) + engine.offline.first(4):
+    blocks = -(-one.num_tokens // engine.block_size)
+    if left > 0 and blocks <= free and len(engine.running) + len(admitted) < engine.max_num_seqs:
+        tokens[one.id], free = min(left, one.num_tokens), free - blocks
+        left -= tokens[one.id]
+        admitted.append(one.id)
+return Plan(tokens, admitted, [])""")
+
+
+def test_a_rule_in_plain_python_is_scored(tmp_path):
+    (tmp_path / "rule.py").write_text(PLAIN_RULE)
+    found = command.scored(str(tmp_path / "rule.py"), config(seed="held_out"))
+    again = command.scored(str(tmp_path / "rule.py"), config(seed=found["seed"]))
+    assert found["windows"] == again["windows"] and min(found["windows"]["mixed_bursts"]["service"]) > 0.0
+
+
+def test_a_bundle_scores_as_the_rule_that_it_is_of(shipped, tmp_path):
+    learned = write_linear_bundle(tmp_path / "L", get_policy("learned_deadline"), {}, forms=("npz",))
+    policy, linear = get_policy("deadline"), get_policy("adaptive_deadline").linear
+    rows = [{"name": one.name, "base": policy.values[one.name], "scale": one.scale, "step": one.step, "low": one.low,
+             "high": one.high} for one in linear.parameters]
+    still = write_parameters_bundle(tmp_path / "S", parameters=rows, features=linear.features, rule="deadline",
+                                    weights=np.zeros((len(rows), len(linear.features) + 1)),
+                                    constants={"chunk_efficiency": policy.values["chunk_efficiency"]})
+    for bundle, others in ((learned, ["learned_deadline"]), (still, ["deadline", str(shipped)])):
+        found = command.scored(str(bundle), config(seed=7))
+        assert all(command.scored(one, config(seed=7))["windows"] == found["windows"] for one in others)
+    rows[0]["step"] = 9.0
+    write_parameters_bundle(tmp_path / "O", parameters=rows, features=linear.features, weights=np.zeros((9, 45)))
+    (tmp_path / "L" / "weights.npz").write_bytes(b"none")
+    for folder, words in (("O", "moves 'tpot_share' otherwise"), ("L", "not the file that")):
+        with pytest.raises(UserError, match=words):
+            command.scored(str(tmp_path / folder), config())
 
 
 def test_the_command_writes_a_score_and_says_a_sentence(shipped, tmp_path, capsys):
