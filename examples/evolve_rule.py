@@ -20,7 +20,8 @@ from ooco_gym.metrics.statistics import spread
 from ooco_gym.policy import get_policy
 
 GENERATIONS, CHILDREN, STRENGTH = 4, 4, 0.5
-NUMBERS = [one for one in get_policy("deadline").params if not one.choices and one.name != "max_num_seqs"]
+FIXED = ("max_num_seqs", "aging_s")  # options of the engine
+NUMBERS = [one for one in get_policy("deadline").params if not one.choices and one.name not in FIXED]
 TRAINING = {"windows": 2, "window_s": 120.0, "warmup_s": 60.0}
 
 

@@ -35,7 +35,7 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     if track not in (None, *suite["tracks"]):
         raise unknown("track of the suite", track, suite["tracks"])
     if _simulated(policy):
-        fit = tracks_for(suite, "mixed" if get_policy(policy).mixed else "pools")
+        fit = tracks_for(suite, get_policy(policy).mixed)
     elif Path(policy).is_dir():
         env = load_learned(policy).env.get("id")
         fit = [name for name, one in suite["tracks"].items() if load_yaml("env", one["env"])["id"] == env] or ["pools"]

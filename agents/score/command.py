@@ -41,11 +41,11 @@ SCHEMA, SCORE_FILE, HELD_OUT = "ooco-gym/score/1", "score.json", "held_out"
 
 
 class Rule(NamedTuple):
-    """A rule as it was given: its name, digest, track, and what makes it in the child."""
+    """A rule as it was given: its name, digest, whether it is of mixed instances, and what makes it in the child."""
 
     name: str
     sha256: str
-    track: str
+    mixed: bool
     candidate: Callable[[Lock], Candidate]
 
 
@@ -73,7 +73,7 @@ def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
     reference = str(suite["tracks"][suite["tasks"][tasks[0]]["track"]]["reference"])
     for task in tasks:  # all modules, chips and compiled functions, before the fork
         simulated(({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1]))
-    addresses(Policy("", mixed=rule.track == "mixed").hooks())  # what a rule without them uses
+    addresses(Policy("", mixed=rule.mixed).hooks())  # what a rule without them uses
     child = Child(partial(_play, rule), Limits(compile_s, compile_s + play_s))
     try:
         isolation = _said(child)["isolation"]
@@ -108,7 +108,7 @@ def _seed(given: Any) -> int | None:
 
 
 def _tasks(config: Mapping[str, Any], rule: Rule, held_out: bool) -> list[str]:
-    tasks, tracks = config["suite"]["tasks"], tracks_for(config["suite"], rule.track)
+    tasks, tracks = config["suite"]["tasks"], tracks_for(config["suite"], rule.mixed)
     if config["task"] is not None and tasks.get(config["task"], {}).get("track") not in tracks:
         raise unknown(f"task of track {' or '.join(tracks)}", config["task"], [
             name for name, one in tasks.items() if one["track"] in tracks])
@@ -142,7 +142,7 @@ def rule_of(given: str) -> Rule:
         stated, mine = repr(policy_identity(given)).encode(), Candidate(get_policy(given))
     else:
         return _of_file(given)
-    return Rule(given, hashlib.sha256(stated).hexdigest(), _track(mine.policy.mixed), lambda _: mine)
+    return Rule(given, hashlib.sha256(stated).hexdigest(), mine.policy.mixed, lambda _: mine)
 
 
 def _of_file(given: str) -> Rule:
@@ -155,10 +155,10 @@ def _of_file(given: str) -> Rule:
     if PlainRule.begins.search(text):
         make = checked(text, given, PlainRule)
         compile_later(PlainRule.__module__)
-        return Rule(given, digest, _track(True), lambda lock: _interpreted(make, lock))
+        return Rule(given, digest, True, lambda lock: _interpreted(make, lock))
     source, values, mixed = checked(text, given)
     path = _kept(source)
-    return Rule(given, digest, _track(mixed), lambda lock: _compiled(path, values, lock))
+    return Rule(given, digest, mixed, lambda lock: _compiled(path, values, lock))
 
 
 def read_rule(path: str) -> bytes:
@@ -178,10 +178,6 @@ def read_rule(path: str) -> bytes:
     if len(data) > LONGEST:
         raise UserError(f"'{path}' has more than {LONGEST:,} bytes, which no rule needs")
     return data
-
-
-def _track(mixed: bool) -> str:
-    return "mixed" if mixed else "pools"
 
 
 def _kept(source: str) -> Path:
@@ -252,5 +248,6 @@ def _result(rule: Rule, suite: Mapping[str, Any], tasks: list[str], played: Any,
                 f"with {percent(rate, 2)} violations{lost}.")
     return {"schema": SCHEMA, "combined_score": held["value"], "interval": [held["ci_low"], held["ci_high"]],
             "violation_rate": rate, "loses": loses, "tasks": by_task, "improvement": found["improvement"],
-            "rule": rule.name, "sha256": rule.sha256, "track": rule.track, "suite": suite["name"],
-            "ooco_gym": __version__, **more, "windows": played, "references": references, "sentence": sentence}
+            "rule": rule.name, "sha256": rule.sha256, "track": "mixed" if rule.mixed else "pools",
+            "suite": suite["name"], "ooco_gym": __version__, **more, "windows": played, "references": references,
+            "sentence": sentence}

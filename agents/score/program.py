@@ -14,9 +14,10 @@ from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy
 from ooco_gym.resources import conf_root, load_yaml
 
-FILES = {"initial_program.py": "", "task.md": "", "evaluator.py": (
-    '"""The evaluator of OpenEvolve and SkyDiscover: evaluate(path) -> {"combined_score": …}."""\n\n'
-    "from agents.score.program import evaluate  # noqa: F401\n")}
+EVALUATOR = """\"\"\"The evaluator of OpenEvolve and SkyDiscover: evaluate(path) -> {"combined_score": …}.\"\"\"
+
+from agents.score.program import evaluate  # noqa: F401
+"""
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -43,8 +44,8 @@ def evaluate(path: str, **changes: Any) -> dict[str, Any]:
 
 def write_program(config: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Writes the initial program, its task and the evaluator."""
-    texts = {**FILES, "initial_program.py": initial_program(), "task.md": (conf_root() / "suite" / "task.md").read_text(
-        "utf-8")}
+    texts = {"initial_program.py": initial_program(), "evaluator.py": EVALUATOR,
+             "task.md": (conf_root() / "suite" / "task.md").read_text("utf-8")}
     for name, text in texts.items():
         with atomic_write(out / name) as temporary:
             temporary.write_text(text, "utf-8")

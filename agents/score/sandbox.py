@@ -85,10 +85,6 @@ def _refuse(event: str, arguments: Any) -> None:
         raise PermissionError(f"a rule may not do this: {event}")
 
 
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _readable() -> list[str]:
     """Folders that Python, its libraries and this package are read from, and what they ask of the system."""
     ours = Path(__file__).resolve().parents[2]
@@ -102,7 +98,7 @@ def _landlock(writes: Path | None) -> bool:
     """Lets the process read `_readable` and write `writes` alone; whether the kernel has Landlock."""
     if platform.system() != "Linux":
         return False
-    libc = _libc()
+    libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return False
@@ -140,7 +136,7 @@ def _seccomp() -> bool:
               (give, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = struct.pack("@HP", len(lines), ctypes.addressof(code))
-    libc = _libc()
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     return libc.prctl(SECCOMP, FILTER, program, 0, 0) == 0
 

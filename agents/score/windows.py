@@ -40,8 +40,9 @@ def arranged(suite: Mapping[str, Any], task: str) -> tuple[dict[str, Any], dict[
     return env, changes, under(episode_config(track["env"], **given), changes, f"suite.tasks.{task}")
 
 
-def tracks_for(suite: Mapping[str, Any], kind: str) -> list[str]:
-    """The tracks for policies of `pools` or of `mixed` instances, the usual one first."""
+def tracks_for(suite: Mapping[str, Any], mixed: bool) -> list[str]:
+    """The tracks for policies of mixed instances or of pools, the usual one first."""
+    kind = "mixed" if mixed else "pools"
     return [name for name, track in suite["tracks"].items() if track.get("policies", name) == kind]
 
 

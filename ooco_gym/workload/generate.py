@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from ooco_gym.schema import Model, Range, at, check_keys, demand, kinds, number,
 from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, draw_requests, peak_start_s
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
-from ooco_gym.workload.sharing import Chat, Groups, form_of, hash_blocks, parse_chat, parse_groups
+from ooco_gym.workload.sharing import GROUPS, Chat, Groups, form_of, hash_blocks, parse_chat, parse_groups
 from ooco_gym.workload.trace import BLOCK_TOKENS, HOW, Trace, is_set, merge
 from ooco_gym.workload.trees import Agents, Rollouts, draw_jobs
 
@@ -23,7 +23,8 @@ NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _OF_FILES = ("path", "mix", *HOW)
 _USE = (*_OF_FILES, "scale", "defaults")
 MAX_REQUESTS = 100_000_000
-JOBS: Mapping[str, type[Agents | Rollouts]] = {"agents": Agents, "rollouts": Rollouts}
+FORMS: Mapping[str, Callable[..., Chat | Groups | Agents | Rollouts]] = {
+    "chat": parse_chat, **dict.fromkeys(GROUPS, parse_groups), "agents": Agents.read, "rollouts": Rollouts.read}
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,8 @@ def client_shares(clients: Sequence[Mapping[str, Any]], where: str, known: Itera
 def _sharing(keys: GeneratorKeys, where: str, lengths: LengthModel) -> Chat | Groups | Agents | Rollouts | None:
     if keys.sharing is None:
         return None
-    form = form_of(keys.sharing, where)
-    if form in JOBS:
-        return JOBS[form].read(keys.sharing, where)
-    return parse_chat(keys.sharing, where, lengths) if form == "chat" else parse_groups(keys.sharing, where)
+    form = form_of(keys.sharing, where, FORMS)
+    return FORMS[form](keys.sharing, where, *[lengths] * (form == "chat"))
 
 
 def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *, start_s: float = 0.0,

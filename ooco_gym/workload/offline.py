@@ -208,10 +208,7 @@ def _clients(keys: OfflineKeys, values: Mapping[str, Any]) -> tuple[tuple[float,
 def _sharing(values: Mapping[str, Any]) -> Groups | None:
     if values.get("sharing") is None:
         return None
-    form = form_of(values["sharing"], "offline.sharing")
-    if form not in GROUPS:
-        raise UserError(f"offline.sharing.form '{form}' needs arrivals of its own, which offline requests do not have; "
-                        "expected documents or few_shot")
+    form_of(values["sharing"], "offline.sharing", GROUPS)  # the others need arrivals of their own
     return parse_groups(values["sharing"], "offline.sharing")
 
 

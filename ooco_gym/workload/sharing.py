@@ -16,7 +16,7 @@ other blocks are used between two uses of a prefix, hence the hit rate of a fini
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -31,7 +31,6 @@ from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, Trace
 
-FORMS = ("chat", "documents", "few_shot", "agents", "rollouts")
 GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
 MOST_TURNS = 40
@@ -79,10 +78,10 @@ def parse_groups(values: Mapping[str, Any], where: str) -> Groups:
     return Groups.read({"groups": GROUPS[given["form"]], "zipf": ZIPF[given["form"]], **given}, where)
 
 
-def form_of(values: Any, where: str) -> str:
-    """Returns the form of sharing that a mapping names."""
+def form_of(values: Any, where: str, known: Collection[str]) -> str:
+    """Returns the form of sharing that a mapping names, of those known."""
     form = values.get("form") if isinstance(values, Mapping) else None
-    demand(form in FORMS, at(where, "form"), form, f"one of {', '.join(FORMS)}{nearest(str(form), FORMS)}")
+    demand(form in known, at(where, "form"), form, f"one of {', '.join(known)}{nearest(str(form), known)}")
     return str(form)
 
 

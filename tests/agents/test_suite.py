@@ -35,7 +35,7 @@ def test_the_tasks_of_version_1_do_not_change():
 def test_version_2_has_them_and_three_tracks_more():
     assert len(V2["tasks"]) == 19 and suite._digest(V2)[:12] == "b3e7049e1921"
     assert {name: V2["tasks"][name] for name in V1["tasks"]} == V1["tasks"]
-    assert tracks_for(V2, "mixed") == ["mixed", "routing", "scaling", "jobs"] and tracks_for(V2, "pools") == ["pools"]
+    assert tracks_for(V2, True) == ["mixed", "routing", "scaling", "jobs"] and tracks_for(V2, False) == ["pools"]
 
 
 @pytest.mark.parametrize(("task", "policy"), [("scaling_code", "deadline:scale=hpa"), ("jobs_rollouts", "vllm_fcfs")])

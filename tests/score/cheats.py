@@ -302,8 +302,8 @@ FIRST = "one = engine.online.peek() or engine.offline.peek()\n"
 PLAIN_RUN: list[tuple[str, str, str]] = [
     ("a request that has not arrived", plain("return Plan({5000: 5}, [5000], [])"), "not arrived|not exist"),
     ("a request that does not exist", plain("return Plan({10**9: 5}, [10**9], [])"), "does not exist"),
-    ("more tokens than there is memory", plain(f"{FIRST}return Plan({{one.id: 10**9}}, [one.id], [])"),
-     "does not fit|cannot have"),
+    ("more tokens than it lacks", plain("for one in engine.running:\n    return Plan({one.id: 10**6}, [], [])\n"
+                                        f"{FIRST}return Plan({{one.id: 16}}, [one.id], [])"), "more than it lacks"),
     ("tokens for a request that waits", plain(f"{FIRST}return Plan({{one.id: 5}}, [], [])"), "does not run"),
     ("preempts a request that waits", plain(f"{FIRST}return Plan({{}}, [], [one.id])"), "does not run"),
     ("admits twice", plain(f"{FIRST}return Plan({{one.id: 5}}, [one.id, one.id], [])"), "does not wait there"),

@@ -13,11 +13,11 @@ import pytest
 from agents.policies.export import write_linear_bundle
 from agents.score import command, language, sandbox
 from agents.score.plain import Composer, PlainRule
+from agents.score.program import settings
 from agents.score.windows import scenarios_of
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
-from ooco_gym.resources import load_yaml
 from ooco_gym.runtime import write_parameters_bundle
 from ooco_gym.study.population import Candidate, Population
 from ooco_gym.vllm import replica
@@ -45,10 +45,10 @@ def shipped(tmp_path_factory):
 
 
 def config(**changes):
-    settings = {key: value for key, value in load_yaml("", "suite").items() if key != "defaults"}
-    short = {**settings["score"], "public": {**settings["score"]["public"], "window_s": 20.0, "warmup_s": 5.0},
+    usual = settings()
+    short = {**usual["score"], "public": {**usual["score"]["public"], "window_s": 20.0, "warmup_s": 5.0},
              "held_out": {"windows": 2, "window_s": 20.0, "warmup_s": 5.0}}
-    return {**settings, "suite": load_yaml("suite", "v1"), "score": short, "task": "mixed_bursts", **changes}
+    return {**usual, "score": short, "task": "mixed_bursts", **changes}
 
 
 @pytest.mark.parametrize(("name", "source", "words"), WRITTEN, ids=[one[0] for one in WRITTEN])
@@ -84,10 +84,10 @@ def test_what_shows_while_it_runs_is_caught(name, source, words, tmp_path):
     path.write_text(source)
     policy = source.rpartition("Policy(")[2]
     task = "pools_calm" if "gate" in policy else "mixed_documents" if "route" in policy else "mixed_bursts"
-    settings = config(task=task)
-    settings["score"]["play_s"] = 15.0
+    asked = config(task=task)
+    asked["score"] |= {"play_s": 15.0} | ({"compile_s": 15.0} if name.startswith("plain") else {})
     with pytest.raises(UserError, match=words):
-        command.scored(str(path), settings)
+        command.scored(str(path), asked)
 
 
 def test_a_plain_rule_of_the_corpus_is_scored(tmp_path):

@@ -121,7 +121,7 @@ def test_a_mix_is_split_into_online_work_and_a_dataset(workload: Any, online: An
     (lambda: with_dataset({"dataset": "mmlus"}, None), "mmlus.*mmlu"),
     (lambda: with_dataset({"dataset": "mmlu"}, "bros_be"), "two offline datasets"),
     (lambda: with_dataset({"name": "mmlu"}, "bros_be"), "two offline datasets"),
-    (lambda: backlog("mmlu", 5, sharing={"form": "chat", "ratio": 0.5}), "offline.sharing.form 'chat'"),
+    (lambda: backlog("mmlu", 5, sharing={"form": "chat", "ratio": 0.5}), "sharing.form='chat' must be one of"),
     (lambda: backlog("mmlu", 5, sharing={"form": "few_shot", "ratio": 2}), "sharing.ratio=2 must be"),
 ])
 def test_mistakes_are_named(call: Any, said: str) -> None:
