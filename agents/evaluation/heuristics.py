@@ -20,9 +20,9 @@ from agents.environments import Window, is_base_policy, make_env
 from agents.evaluation.players import Observations, play
 from ooco_gym import resources
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs import entering, preemption_victim
+from ooco_gym.envs import entering, jobs, preemption_victim
 from ooco_gym.envs.config import pack_parameter
-from ooco_gym.envs.decision import actual, are_settings
+from ooco_gym.envs.decision import Decision, actual, are_settings
 from ooco_gym.errors import UserError, former, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of, spelling_of
 from ooco_gym.policy.policy import HOOKS
@@ -46,8 +46,10 @@ RECLAIMING: dict[str, Rank] = {  # the least of these is preempted; among equals
     "most to generate": lambda victim: -victim["output"],
     "least loss": lambda victim: victim["cost"] / min(1.0, victim["freed"]),
     "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
-RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
-_TABLES = {one.kind: one.table for one in (entering.DECISION, preemption_victim.DECISION)}
+JOBS: dict[str, Rank] = {  # the least of these enters
+    "first job": lambda call: -call["age"], "least attained": lambda call: call["attained"],
+    "least expected": lambda call: call["expected"]}
+RANKS = {entering.DECISION.name: ENTERING, preemption_victim.DECISION.name: RECLAIMING, jobs.DECISION.name: JOBS}
 
 
 class Heuristic:
@@ -192,9 +194,8 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
         yield from (_chosen("shortest", _by_length, np.argmin), _chosen("longest", _by_length, np.argmax))
     if env.config.scenario.lengths != "none":
         yield from (_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ()))
-    for kind, ranks in RANKS.items():
-        if kind in kinds:
-            yield from (_chosen(name, _lowest_ranked, kind, rank) for name, rank in ranks.items())
+    for one in env.decisions:
+        yield from (_chosen(name, _lowest_ranked, one, rank) for name, rank in RANKS.get(one.name, {}).items())
     if kinds == {s.INTERRUPT}:
         yield _always("stop", b.FIXED)
     if kinds == {s.ROUTE}:
@@ -231,15 +232,15 @@ def _by_length(env: Any, best: Callable[..., Any]) -> int:
     return b.FIXED + int(there[best(buffers.candidates[0, there, TOKENS])]) if len(there) else b.DECLINE_ACTION
 
 
-def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
+def _lowest_ranked(env: Any, decision: Decision, rank: Rank) -> int:
     """Returns the lowest-ranked candidate at one kind of decision; elsewhere the base policy's action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
-    if buffers.status[0, b.KIND] != kind or not len(there):
+    if buffers.status[0, b.KIND] != decision.kind or not len(there):
         return b.BASE_ACTION
     ranks = []
     for row in buffers.candidates[0, there]:
-        features = zip(_TABLES[kind], row, strict=False)
+        features = zip(decision.table, row, strict=False)
         ranks.append(rank({one.name: actual(one, float(value)) for one, value in features}))
     return b.FIXED + int(there[ranks.index(min(ranks))])
 

@@ -48,7 +48,8 @@ RESIDENT = (*REQUEST, *_table("resident"))  # of a decoding request, for evictio
 BELIEVED = (*RESIDENT, *_table("believed"))  # with a length predictor's estimates
 ARRIVAL, PARAMETER = _table("arrival"), _table("parameter")
 INSTANCE = (PRESENT, *_table("instance"), WANTED)
-LEVEL, RETAINED = ((PRESENT, *_table(name)) for name in ("level", "retained"))
+LEVEL, RETAINED, JOB = ((PRESENT, *_table(name)) for name in ("level", "retained", "job"))
+SERVED = _table("served")
 CHANGE, FLEET = (PRESENT, *_table("change"), WANTED), _table("fleet")
 ROUTED, ROUTER = (PRESENT, *_table("routed"), WANTED), _table("router")
 

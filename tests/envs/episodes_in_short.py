@@ -43,7 +43,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
     "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENTERING, "ooco_gym/Serving-v1": ENGINES,
     "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS, "ooco_gym/Scaling-v1": SCALED,
-    **{f"ooco_gym/{name}": load_yaml("env", name[:-3].lower())["scenario"] for name in ("Retention-v1", "Routing-v2")}}
+    **{f"ooco_gym/{name}": load_yaml("env", name[:-3].lower())["scenario"]
+       for name in ("Jobs-v1", "Retention-v1", "Routing-v2")}}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",

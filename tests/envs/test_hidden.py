@@ -132,5 +132,6 @@ def test_a_run_of_decode_steps_is_seen_as_one_step(name):
         if env.step(choose(env))[3]:
             break
     assert found > 0 or name in ("ooco_gym/PrefillGate-v1", "ooco_gym/Interruption-v1", "ooco_gym/Batching-v1",
-                                 "ooco_gym/Admission-v2", "ooco_gym/PreemptionVictim-v1", "ooco_gym/Retention-v1",
+                                 "ooco_gym/Admission-v2", "ooco_gym/Jobs-v1",
+                                 "ooco_gym/PreemptionVictim-v1", "ooco_gym/Retention-v1",
                                  "ooco_gym/Routing-v2", "ooco_gym/Scaling-v1", "ooco_gym/Serving-v1")

@@ -27,6 +27,7 @@ ORDERED = ("admitter:rule=index", "admitter:rule=index,w_output=1.0,waiting_orde
 KEEPING = ("deadline:prefix_caching=on", "sarathi_pp:prefix_caching=on", "sglang")  # with a prefix cache
 ROUTERS = ("router:lag_s=2", "router:rule=sticky,lag_s=2,prefix_caching=on")
 BESIDE = {"ooco_gym/Batching-v1": ENGINES, "ooco_gym/Routing-v2": ROUTERS, "ooco_gym/Admission-v2": ORDERED,
+          "ooco_gym/Jobs-v1": OPEN,
           "ooco_gym/Retention-v1": KEEPING, "ooco_gym/Serving-v1": (*OPEN, HYGEN, "vllm_priority"),
           "ooco_gym/Scaling-v1": ("deadline:scale=hpa", "vllm_fcfs:scale=planner_load"),
           "ooco_gym/PreemptionVictim-v1": (*OPEN[::2], *ENGINES, "vllm_lcf", "bros")}

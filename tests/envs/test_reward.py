@@ -23,6 +23,8 @@ OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v1": LARGE
               "ooco_gym/Routing-v2": {"rate_scale": 15.0, "slo": {"ttft_s": 0.6, "tpot_s": 0.02}},
               "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENGINE,
               "ooco_gym/Retention-v1": {**ENGINE, "rate_scale": 2.0},
+              "ooco_gym/Jobs-v1": {**ENGINE, "cluster": "engine_7b", "workload": "sharegpt",
+                                   "offline": {"mode": "rate", "rate": 4.0}},
               "ooco_gym/PreemptionVictim-v1": {"rate_scale": 0.12, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}},
               "ooco_gym/Scaling-v1": {"rate_scale": 0.6},
               "ooco_gym/Serving-v1": {**ENGINE, "rate_scale": 12.0}}

@@ -14,7 +14,7 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v1" for name in (
     "Batching", "Colocation", "OnlineTuning", "Eviction", "PrefillGate", "Migration", "Packing", "Interruption",
-    "PreemptionVictim", "Retention", "RuleChoice", "Scaling", "Serving")) + (
+    "PreemptionVictim", "Jobs", "Retention", "RuleChoice", "Scaling", "Serving")) + (
         "ooco_gym/Admission-v2", "ooco_gym/EvictionPredicted-v1", "ooco_gym/Gating-v2",
         "ooco_gym/MigrationPredicted-v1", "ooco_gym/Routing-v2")
 MODES = ("NextStep", "SameStep", "Disabled")
