@@ -160,14 +160,14 @@ class JobsEnv(DecisionEnv):
     """Which agent's or roll-out's call enters the batch next, where more wait than can run.
 
     ## Description
-    An engine serves jobs of several calls: agents, whose turns wait for tools and subagents, and
-    groups of roll-outs, of which the slowest decides. All calls are offline ones; a job is done
-    with its last. At most 64 run at a time, and more arrive than can be served, so which enter
-    first decides how long jobs take: knowing what is left takes up to a third off the mean
-    (docs/workloads.md). How many calls a job still has is hidden; what jobs of its client have
-    needed is learned as calls end (`expected`). The reward is the time that jobs are open,
-    `completion`, over the jobs of the episode: undiscounted it sums to the negative mean time to a
-    job's end, as far as it lies in the episode. Each episode draws another condition (`conf/env/jobs.yaml`, `vary.condition`).
+    An engine serves jobs of several calls: agents, whose turns wait for tools and subagents, and groups of
+    roll-outs, of which the slowest decides. All calls are offline ones; a job is done with its last. At most 64
+    run at a time, and more arrive than can be served, so which enter first decides how long jobs take: knowing
+    what is left takes up to a third off the mean (docs/workloads.md). How many calls a job still has is hidden;
+    what jobs of its client have needed is learned as calls end (`expected`). The reward is the time that jobs
+    are open, `completion`, over the jobs of the episode: undiscounted it sums to the negative mean time to a
+    job's end, as far as it lies in the episode. Each episode draws another condition (`conf/env/jobs.yaml`,
+    `vary.condition`).
 
     ## Action Space
     `Discrete(2 + K)`: 0 admits no more to this iteration, 1 does what the base policy would do
