@@ -127,6 +127,8 @@ class Cluster(Model):
     scale: Any = None  # who says how many instances are on: a name in conf/scale; None: the policy, or `static`
     scale_interval_s: Annotated[float, Range(1, 86_400, "seconds")] = 30.0  # between its decisions
     role_changes: tuple[RoleChange, ...] = ()  # pools: instances that drain and take the other role
+    relaxed_min: Instances | None = None  # pools: `scale` says how many instances are relaxed, at least and at most
+    relaxed_max: Instances | None = None
     max_batch: Annotated[int, Range(2, MOST)] = 1024
     slo: Any = "chat"
     twin: Any = None
@@ -171,8 +173,9 @@ class Cluster(Model):
         if self.scales and self.relaxed:
             raise UserError(f"{where}: min, max and reclaimed are of clusters of mixed instances alone; beside relaxed "
                             "and strict ones none starts or stops yet")
-        if self.scale and not self.scales:
-            raise UserError(f"{where}: scale={self.scale} has nothing to scale: no group of instances has min and max")
+        if self.scale and not self.steered:
+            raise UserError(f"{where}: scale={self.scale} has nothing to scale: no group of instances has min and max, "
+                            "nor has the cluster relaxed_min and relaxed_max")
         if self.scales and sum(pool.bounds[0] for pool in self.mixed) < 1:
             raise UserError(f"{where}: the groups' min add up to 0; at least one instance must be on or starting")
         if self.scales and self.kv_offloading_gib:
@@ -189,8 +192,23 @@ class Cluster(Model):
         """Whether it has instances that start and stop."""
         return any(pool.scales for pool in self.mixed)
 
+    @property
+    def steered(self) -> bool:
+        """Whether `scale` is asked: instances start and stop, or change their roles."""
+        return self.scales or self.relaxed_min is not None
+
     def _check_roles(self, where: str) -> None:
         count, before_s = sum(pool.ranks for pool in (*self.relaxed, *self.strict)), -1.0
+        bounds = self.relaxed_min, self.relaxed_max
+        if bounds != (None, None):
+            if self.mixed or self.role_changes:
+                raise UserError(f"{where}: relaxed_min and relaxed_max are of clusters of relaxed and strict instances "
+                                "alone, without role_changes")
+            least, begun, most = self.relaxed_min or 0, sum(pool.ranks for pool in self.relaxed), self.relaxed_max or 0
+            if not 1 <= least <= begun <= most < count:
+                raise UserError(f"{where}: relaxed_min={bounds[0]}, the {begun} relaxed instances at the beginning and "
+                                f"relaxed_max={bounds[1]} must be in ascending order, and leave a strict one of "
+                                f"{count} instances")
         for i, change in enumerate(self.role_changes):
             key = f"role_changes[{i}]"
             if self.mixed:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import ROLES, Cluster
+from ooco_gym.cluster import ROLES, Cluster, pools_of
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError
 from ooco_gym.metrics import summarise
@@ -111,7 +111,10 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
 
 
 def groups_of(cluster: Cluster) -> tuple[Group, ...]:
-    """The groups of an elastic fleet; none of a fixed one."""
+    """The groups of an elastic fleet, or the one whose instances are relaxed or strict; none of a fixed one."""
+    if cluster.relaxed_min is not None:
+        begun, count = (sum(pool.ranks for pool in pools_of(cluster, *roles)) for roles in (ROLES[:1], ROLES[:2]))
+        return (Group(0, count, begun, cluster.relaxed_min, cluster.relaxed_max or count - 1),)
     found, first = [], 0
     for pool in cluster.mixed if cluster.scales else ():
         spot = pool.reclaimed
@@ -284,9 +287,14 @@ def with_rules(policy: Policy, cluster: Cluster) -> Policy:
         policy = replace(policy, kept_by=policy_of(cluster.retention, "retention"))
     if policy.scaled_by is None and cluster.scale:
         policy = replace(policy, scaled_by=policy_of(cluster.scale, "scale"))
-    if policy.scaled_by is not None and not cluster.scales:
+    if policy.scaled_by is not None and not cluster.steered:
         raise UserError(f"scale={policy.scaled_by.name} has nothing to scale: no group of mixed instances of cluster "
-                        f"'{cluster.name}' has min and max")
+                        f"'{cluster.name}' has min and max, nor has it relaxed_min and relaxed_max")
+    if policy.scaled_by is not None and policy.scaled_by.name != "static" and policy.scaled_by.mixed != cluster.scales:
+        what = ("how many instances are on" if policy.scaled_by.mixed else "how many instances are relaxed")
+        raise UserError(f"scale={policy.scaled_by.name} says {what}, and the instances of cluster '{cluster.name}' "
+                        f"{'start and stop' if cluster.scales else 'change their roles'}; use for example "
+                        f"scale={'headroom' if cluster.scales else 'ratio'}")
     return policy
 
 

@@ -31,6 +31,7 @@ _CLASSES = {
     "PrefillGate-v1": "prefill_gate:PrefillGateEnv", "Retention-v1": "retention:RetentionEnv",
     "Routing-v2": "routing:RoutingEnv", "RuleChoice-v1": "rule_choice:RuleChoiceEnv",
     "Scaling-v1": "scaling:ScalingEnv",
+    "ScalingPools-v1": "scaling_pools:ScalingPoolsEnv",
     "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Maps ids of this package's environments to `module:class`."""

@@ -436,7 +436,8 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
                else f"retention={cluster.retention} is no rule that is asked")
         instead = "retention=offline_first on a cluster of mixed instances"
     elif kinds == {s.SCALE}:
-        why, instead = "no group of its instances has min and max", "elastic_7b with base policy deadline"
+        why, instead = ("no group of its instances has min and max, nor has it relaxed_min and relaxed_max",
+                        "elastic_7b with base policy deadline")
     elif cluster.mixed and not kinds <= engines:
         why, instead = "its instances are mixed", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
     elif base_policy.class_blind:
@@ -454,7 +455,7 @@ def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: i
     if kind == s.ROUTE:
         return sum(pool.ranks for pool in cluster.mixed) > 1 and candidates > 1
     if kind == s.SCALE:
-        return cluster.scales
+        return cluster.steered
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not base_policy.class_blind
     if kind == b.RECLAIM:  # with two owners, online requests overwrite offline blocks: none is preempted

@@ -50,7 +50,7 @@ ARRIVAL, PARAMETER = _table("arrival"), _table("parameter")
 INSTANCE = (PRESENT, *_table("instance"), WANTED)
 LEVEL, RETAINED, JOB = ((PRESENT, *_table(name)) for name in ("level", "retained", "job"))
 SERVED = _table("served")
-CHANGE, FLEET = (PRESENT, *_table("change"), WANTED), _table("fleet")
+CHANGE, FLEET, POOLS = (PRESENT, *_table("change"), WANTED), _table("fleet"), _table("pools")
 ROUTED, ROUTER = (PRESENT, *_table("routed"), WANTED), _table("router")
 
 

@@ -20,6 +20,7 @@ from ooco_gym.policy import scaling as f
 from ooco_gym.policy.policy import Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.fleet import used_chip_s
+from ooco_gym.sim.roles import steers_roles
 
 CHANGES = (-2, -1, 0, 1, 2)
 SHORT_S, LONG_S = 120.0, 600.0
@@ -28,11 +29,13 @@ _SCALES, _FLEET_SCALES = (scales_of(list(map(OwnFeature, table, table))) for tab
 
 @step_kernel
 def offer_changes(state, buffers, i):
-    """Offers the changes within the group's bounds."""
+    """Offers the changes within the group's bounds: of instances that are on or starting, or that are relaxed."""
     view, offered = pending_view(state), 0
-    group, have = f.group_of(view), f.count_in(view, s.ON) + f.count_in(view, s.STARTING)
+    group, have, cost = f.group_of(view), f.count_in(view, s.ON) + f.count_in(view, s.STARTING), f.token_s(view)
+    if steers_roles(state):
+        have, cost = np.int64(group.target), (cost[0], 0.0)
     wanted = min(max(base_pick(state, buffers, i), group.least), group.most)
-    load = f.instances_for(view, 0, max(1, int(SHORT_S / f.interval_s(view))), f.token_s(view))
+    load = f.instances_for(view, 0, max(1, int(SHORT_S / f.interval_s(view))), cost)
     for k in range(buffers.levels.shape[1]):
         change = np.int64(buffers.levels[0, k])
         if have + change < group.least or have + change > group.most:

@@ -79,11 +79,17 @@ def fleet_metrics(run: RunRecord) -> dict[str, Any]:
     """Returns what an elastic fleet has used in the window, under `fleet`; empty for a fixed one.
 
     `chips` is the mean number that is paid for, from starts to ends of drains; `per_hour` is their price, with
-    `price_per_chip_hour` of every group.
+    `price_per_chip_hour` of every group. Where a rule says how many instances are relaxed, `roles` has their mean, and
+    by how many their number changed.
     """
     pools = run.scenario.cluster.mixed
     if run.done is None or not run.done.used_ps.size:
         return {}
+    if not pools and run.tides is not None:
+        ends_s = run.scenario.cluster.scale_interval_s * np.arange(1, 1 + run.tides.shape[1])
+        relaxed = run.tides[4][(ends_s > run.window_s[0]) & (ends_s <= run.window_s[1])]
+        return {"roles": {"relaxed": float(relaxed.mean()), "changes": int(np.abs(np.diff(relaxed)).sum())}} if (
+            relaxed.size) else {}
     chips = np.array([one.tp * one.pp for _, one in run.scenario.deployments])
     used_s, window_s = run.done.used_ps / PS_PER_S, run.window_s[1] - run.window_s[0]
     starts, reclaims = run.done.changes.sum(axis=0)

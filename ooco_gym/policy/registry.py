@@ -87,24 +87,32 @@ def get_policy(name: str, values: Mapping[str, Any] | None = None, group: str = 
 
 
 def _with_values(policy: Policy, values: Mapping[str, Any], group: str) -> Policy:
-    """Sets parameters, of which `scale` names the rule for the fleet's size, or, beside pools, `mixed` the policy of
-    mixed instances; `scale.NAME` and `mixed.NAME` are its parameters."""
-    part, field, where = (SCALE, "scaled_by", SCALE) if policy.mixed else (MIXED, "mixed_by", "policy")
+    """Sets parameters, of which `scale` names the rule for the fleet's size or roles, and, beside pools, `mixed` the
+    policy of mixed instances; `scale.NAME` and `mixed.NAME` are its parameters."""
+    if group == "policy":
+        policy, values = _with_part(policy, values, SCALE, "scaled_by", SCALE)
+        if not policy.mixed:
+            policy, values = _with_part(policy, values, MIXED, "mixed_by", group)
+    return policy.with_values(values, group)
+
+
+def _with_part(policy: Policy, values: Mapping[str, Any], part: str, field: str, where: str
+               ) -> tuple[Policy, Mapping[str, Any]]:
+    """Returns the policy with another one that is part of it, and the other parameters."""
     rest = {key: value for key, value in values.items() if key.partition(".")[0] != part}
-    if len(rest) == len(values) or group != "policy":
-        return policy.with_values(values, group)
+    if len(rest) == len(values):
+        return policy, values
     other = getattr(policy, field) if values.get(part) is None else policy_of(values[part], where)
     if other is None:
-        what = "scaling rule" if policy.mixed else "policy of mixed instances"
-        raise UserError(f"{group} {policy.name}: {next(key for key in values if key not in rest)} is a parameter of a "
+        what = "scaling rule" if part == SCALE else "policy of mixed instances"
+        raise UserError(f"policy {policy.name}: {next(key for key in values if key not in rest)} is a parameter of a "
                         f"{what}, and none is named: give {part}=NAME, one of {', '.join(names(where))}")
     given = {key.partition(".")[2]: value for key, value in values.items() if key not in rest and key != part}
     other = other.with_values(given, where)
     if part == MIXED:
         _check_pair(policy, other)
     said = {part: other.file or other.name, **{f"{part}.{key}": value for key, value in other.values.items()}}
-    policy = policy.with_values(rest, group)
-    return replace(policy, values={**policy.values, **said}, **{field: other})
+    return replace(policy, values={**policy.values, **said}, **{field: other}), rest
 
 
 def _check_pair(pools: Policy, mixed: Policy) -> None:

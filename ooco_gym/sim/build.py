@@ -66,7 +66,9 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         groups=len(sim.groups), predicted=0 if predicted is None else len(trace), role_changes=len(sim.role_changes),
         weights=0 if weights is None else len(weights), **_linked(turns, job, patience_s),
         **_intervals(trace, sim, window_s[1]))
-    first_target, *_, most = sorted([entries, entries, *(count for _, count in sim.role_changes)])
+    first_target, *_, most = sorted([entries, entries, *(count for _, count in sim.role_changes),
+                                     *(bound for group in sim.groups if not mixed
+                                       for bound in (group.least, group.most))])
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
@@ -253,8 +255,9 @@ def _fill_fleet(state: s.State, sim: SimConfig) -> None:
         row["target"] = group.count
         row["start_ps"], row["notice_ps"] = round(group.start_s * s.PS_PER_S), round(group.notice_s * s.PS_PER_S)
         state.units["group"][engines], state.units["due_ps"][engines] = index, s.NEVER
-        state.instances["power"][engines] = s.OFF
-        state.instances["power"][engines][: group.count] = s.ON
+        if state.instances["role"][group.first] == s.MIXED:
+            state.instances["power"][engines] = s.OFF
+            state.instances["power"][engines][: group.count] = s.ON
     if sim.foresees:
         ahead = state.requests[(state.requests["online"] == 1) & (state.requests["arrival_ps"] < s.NEVER)]
         place = (ahead["arrival_ps"] / s.PS_PER_S / sim.scale_interval_s).astype(np.int64)
@@ -275,7 +278,7 @@ def least_ps(machines: Sequence[Machine], state: s.State, sim: SimConfig, cached
     tables, found = {}, np.full((2, len(cached)), s.NEVER)
     roles = {machine.role for machine in machines}
     pairs = [(role, machine, row) for machine, row in zip(machines, state.instances["table"].tolist(), strict=True)
-             for role in (roles if sim.role_changes else (machine.role,))]
+             for role in (roles if sim.role_changes or sim.groups else (machine.role,))]
     for role, machine, row in pairs:
         tables[role, row] = table_of(machine.deployment, sim.max_batch)._replace(  # with the engine's host time
             prefill_slope_ps=int(state.tables["prefill_slope_ps"][row]),

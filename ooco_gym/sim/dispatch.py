@@ -38,7 +38,7 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.ranks import AHEAD, NOW, start_ranks
 from ooco_gym.sim.retention import TTL
-from ooco_gym.sim.roles import changing, enter, settle_roles
+from ooco_gym.sim.roles import changing, enter, roles_change, settle_roles
 from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.step_actions import end_pins
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
@@ -202,7 +202,7 @@ def dispatch(state, instance, route, gate, compose, evict_hook, pull):
     spec = state.instances[instance]
     if spec.role == s.MIXED:
         return _dispatch_mixed(state, instance, compose)
-    if instance >= state.config.relaxed_count and state.role_changes.size > 0 and spec.activity == s.IDLE:
+    if instance >= state.config.relaxed_count and roles_change(state) and spec.activity == s.IDLE:
         if changing(state, instance) and spec.suspended > 0:
             drop_suspended(state, instance)
         if hand_back(state, instance, route) == UNANSWERED:

@@ -39,17 +39,36 @@ def enter(state, slot, instance):
         wake(state, instance)
 
 
+@inlined
+def steers_roles(state):
+    """Whether the decision `scale` says how many instances are relaxed."""
+    return state.groups.size > 0 and state.instances[0].role != s.MIXED
+
+
+@inlined
+def roles_change(state):
+    """Whether instances may change their roles."""
+    return state.role_changes.size + state.groups.size > 0
+
+
 @inner
 def change_roles(state):
     """Begins the change whose time has come (`State.role_changes`)."""
     config, changes = state.config, state.role_changes
     source, index = state.heap.shape[1] - 1, config.next_change
-    config.wanted_relaxed = changes[index, RELAXED_THEN]
     config.next_change = index + 1
     if index + 1 < changes.shape[0]:
         schedule(state, source, changes[index + 1, AT])
     else:
         cancel(state, source)
+    move_boundary(state, changes[index, RELAXED_THEN])
+
+
+@inner
+def move_boundary(state, relaxed):
+    """Begins to drain the instances between both roles, until so many are relaxed."""
+    config = state.config
+    config.wanted_relaxed = relaxed
     config.relaxed_count = min(config.relaxed_count, config.wanted_relaxed)
     config.strict_from = max(config.strict_from, config.wanted_relaxed)
     settle_roles(state)

@@ -9,6 +9,7 @@ from ooco_gym.sim.costs import length
 from ooco_gym.sim.dispatch import TASK_DONE, UNANSWERED, ask
 from ooco_gym.sim.fleet import change, drain, holder, schedule_clock, start, turn_off, used_chip_s, wake_engine
 from ooco_gym.sim.queues import add_dispatch, add_task, dequeue, enqueue_by_arrival
+from ooco_gym.sim.roles import move_boundary, steers_roles
 
 
 @inner
@@ -34,7 +35,7 @@ def _close_interval(state):
         tide = state.tides[:, fleet.intervals]
         tide[0], tide[1] = fleet.online_arrived, fleet.online_tokens
         tide[2], tide[3] = fleet.offline_arrived, fleet.offline_tokens
-        tide[4] = used_chip_s(state)
+        tide[4] = state.config.relaxed_count if steers_roles(state) else used_chip_s(state)
         fleet.intervals += 1
     fleet.online_arrived, fleet.online_tokens = 0, 0
     fleet.offline_arrived, fleet.offline_tokens = 0, 0
@@ -58,9 +59,14 @@ def steer(state, scale):
 
 @inner
 def set_target(state, which, answer):
-    """Starts or stops instances until as many are on or starting as a group is to have; those that drain are late."""
+    """Starts or stops instances until as many are on or starting as a group is to have; those that drain are late. In
+    pools, begins to move the boundary between both roles."""
     group, have = state.groups[which], 0
     group.target = min(max(np.int64(answer), group.least), group.most)
+    if steers_roles(state):
+        if group.target != state.config.wanted_relaxed:
+            move_boundary(state, np.int64(group.target))
+        return
     for instance in range(group.first, group.first + group.engines):
         power = state.instances[instance].power
         have += power == s.ON or power == s.STARTING

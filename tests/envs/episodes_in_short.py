@@ -33,9 +33,12 @@ ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0,
 ENTERING = {**ENGINE, "rate_scale": 1.4}
 SHORT_OF_BLOCKS = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "slo": {"ttft_s": 2.0, "tpot_s": 0.1},
                    "offline": {"mode": "rate", "rate": 8.0}, "rate_scale": 0.06}
-ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate": 12.0}, "rate_scale": 5.6}
+ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate": 12.0}, "rate_scale": 9.0}
 SCALED = load_yaml("env", "scaling")["scenario"]
 SCALED["cluster"] |= {"scale_interval_s": 2.0, "mixed": [{**SCALED["cluster"]["mixed"][0], "start_s": 5.0}]}
+ROLES = load_yaml("env", "scalingpools")["scenario"]
+ROLES["cluster"] |= {"scale_interval_s": 2.0}
+ROLES |= {"online_rate": None, "rate_scale": 5.6}
 SCENARIOS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v1": MEMORY_BOUND, "ooco_gym/Colocation-v1": MEMORY_BOUND,
     "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08},
@@ -43,6 +46,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
     "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v2": ENTERING, "ooco_gym/Serving-v1": ENGINES,
     "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS, "ooco_gym/Scaling-v1": SCALED,
+    "ooco_gym/ScalingPools-v1": ROLES,
     **{f"ooco_gym/{name}": load_yaml("env", name[:-3].lower())["scenario"]
        for name in ("Jobs-v1", "Retention-v1", "Routing-v2")}}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind

@@ -30,6 +30,7 @@ BESIDE = {"ooco_gym/Batching-v1": ENGINES, "ooco_gym/Routing-v2": ROUTERS, "ooco
           "ooco_gym/Jobs-v1": OPEN,
           "ooco_gym/Retention-v1": KEEPING, "ooco_gym/Serving-v1": (*OPEN, HYGEN, "vllm_priority"),
           "ooco_gym/Scaling-v1": ("deadline:scale=hpa", "vllm_fcfs:scale=planner_load"),
+          "ooco_gym/ScalingPools-v1": ("memory_gate:scale=ratio", "ooco", "base_pd:scale=ratio"),
           "ooco_gym/PreemptionVictim-v1": (*OPEN[::2], *ENGINES, "vllm_lcf", "bros")}
 PAIRS = [(name, policy) for name in IDS for policy in BESIDE.get(name, POOLS)]
 PLAYED = [pair for pair in PAIRS if not refused(*pair)]

@@ -12,7 +12,7 @@ import pytest
 
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
-from tests.envs.episodes_in_short import IDS, SCALED, at_random, digest, make, play, refused
+from tests.envs.episodes_in_short import IDS, ROLES, SCALED, at_random, digest, make, play, refused
 
 ROOT = Path(__file__).parents[2]
 IN_ANOTHER_PROCESS = """
@@ -59,7 +59,8 @@ def a_scenario(random, name):
         pools, bases = ENGINES, BESIDE[name]
     cluster = "mixed_7b" if "Routing" in name else str(random.choice(list(pools)))  # two, to route among
     low, high = pools[cluster]
-    given = {"Retention": {**load_yaml("cluster", cluster), "retention": "turns"}, "Scaling": SCALED["cluster"]}
+    given = {"Retention": {**load_yaml("cluster", cluster), "retention": "turns"}, "Scaling": SCALED["cluster"],
+             "ScalingPools": ROLES["cluster"]}
     base_policy = str(random.choice([one for one in bases if not refused(name, one)]))
     few = cluster == "fleet_16"
     return {"scenario": {

@@ -27,6 +27,7 @@ OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v1": LARGE
                                    "offline": {"mode": "rate", "rate": 4.0}},
               "ooco_gym/PreemptionVictim-v1": {"rate_scale": 0.12, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}},
               "ooco_gym/Scaling-v1": {"rate_scale": 0.6},
+              "ooco_gym/ScalingPools-v1": {"rate_scale": 15.0, "slo": {"ttft_s": 2.0, "tpot_s": 0.03}},
               "ooco_gym/Serving-v1": {**ENGINE, "rate_scale": 12.0}}
 PS = s.PS_PER_S
 

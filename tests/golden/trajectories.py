@@ -14,7 +14,8 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v1" for name in (
     "Batching", "Colocation", "OnlineTuning", "Eviction", "PrefillGate", "Migration", "Packing", "Interruption",
-    "PreemptionVictim", "Jobs", "Retention", "RuleChoice", "Scaling", "Serving")) + (
+    "PreemptionVictim", "Jobs", "Retention", "RuleChoice", "Scaling", "ScalingPools",
+    "Serving")) + (
         "ooco_gym/Admission-v2", "ooco_gym/EvictionPredicted-v1", "ooco_gym/Gating-v2",
         "ooco_gym/MigrationPredicted-v1", "ooco_gym/Routing-v2")
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -22,7 +23,8 @@ STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
 SHORT_OF = {"ooco_gym/OnlineTuning-v1": {"window_s": 120.0},  # a decision every 5 s
             "ooco_gym/Admission-v2": {"window_s": 180.0},  # one every 10 s, as in
-            "ooco_gym/RuleChoice-v1": {"window_s": 180.0}, "ooco_gym/Scaling-v1": {"window_s": 900.0}}
+            "ooco_gym/RuleChoice-v1": {"window_s": 180.0}, "ooco_gym/Scaling-v1": {"window_s": 900.0},
+            "ooco_gym/ScalingPools-v1": {"window_s": 600.0}}
 # Other arguments than the defaults of conf/env, which a few environments are also played with.
 OTHERWISE: dict[str, dict[str, dict[str, Any]]] = {
     "ooco_gym/PrefillGate-v1": {"3 candidates, constrained": {"candidates": 3, "reward": "constrained"},

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ooco_gym.policy import get_policy
+from ooco_gym.sim.config import Group
 from tests.sim.harness import BASELINES, POINT_NAMES, Setup
 
 CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1))
@@ -100,10 +101,15 @@ def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool =
     mixed = draw(pool) if draw(st.integers(0, 2)) == 0 else ()
     if mixed:
         policy = f"{policy}:{draw(beside(policy, values, rules['max_batch']))}"
+    elif draw(st.integers(0, 4)) == 0:
+        count = len(relaxed + strict)
+        rules |= {"groups": (Group(0, count, len(relaxed), 1, count - 1),),
+                  "scale_interval_s": draw(st.sampled_from((0.3, 1.0, 4.0)))}
     elif draw(st.integers(0, 2)) == 0:
         times = sorted(draw(st.sets(st.sampled_from((0.0, 0.3, 1.1, 2.5, 6.0)), min_size=1)))
         rules["role_changes"] = tuple((at_s, draw(st.integers(1, len(relaxed + strict) - 1))) for at_s in times)
     points = draw(st.sets(st.sampled_from(POINT_NAMES))) if random_rules and draw(st.booleans()) else set()
+    points |= {"scale"} if random_rules and "groups" in rules else set()
     setup = Setup(requests=draw(traces()), relaxed=relaxed, strict=strict, mixed=mixed,
                   kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))), policy=policy, values=values,
                   random_points=tuple(sorted(points)), seed=draw(st.integers(0, 2**40)),

@@ -13,6 +13,7 @@ import pytest
 from ooco_gym import Scenario
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
+from ooco_gym.sim.config import Group
 from ooco_gym.simulation import Simulation
 from tests.sim.harness import Episode, Setup
 from tests.size import ROOT
@@ -53,6 +54,20 @@ def test_a_relaxed_instance_hands_back_what_waits() -> None:
     assert state.totals.online_arrived + state.totals.offline_arrived == len(rows), "each arrives once"
 
 
+def test_a_rule_moves_the_boundary() -> None:
+    """Prompts alone ask for relaxed instances, outputs alone for strict ones, at the third decision that agrees."""
+    rules = {"groups": (Group(0, 4, 2, 1, 3),), "scale_interval_s": 10.0}
+    prompts = tuple((0.5 * i, 6000, 1, True) for i in range(120))
+    outputs = tuple((0.5 * i, 20, 400, True) for i in range(120))
+    for rows, ends in ((prompts, 3), (outputs, 1)):
+        played = Episode(Setup(rows, relaxed=(CHIP, CHIP), strict=(CHIP, CHIP), policy="base_pd:scale=ratio",
+                               rules=rules, window_s=(0.0, 60.0)))
+        state = played.play().state
+        assert (state.requests["status"] == s.FINISHED).all()
+        assert state.config.relaxed_count == state.config.wanted_relaxed == ends
+        assert state.tides[4, :6].tolist()[:3] == [2.0, 2.0, 2.0] and state.tides[4, 5] == ends
+
+
 def digest() -> str:
     """Of a run in which roles change, offline work and closed sessions beside it."""
     scenario = Scenario(cluster=POOLS | {"role_changes": [{"at_s": 20, "relaxed": 2}, {"at_s": 60, "relaxed": 1}]},
@@ -84,3 +99,23 @@ def test_mixed_instances_have_no_role_to_change() -> None:
     with pytest.raises(UserError, match="role_changes are of clusters without mixed instances"):
         Scenario(cluster={"model": "qwen2_5_7b", "mixed": [{"chip": CHIP[0], "count": 3}],
                           "role_changes": [{"at_s": 1, "relaxed": 1}]}).resolve()
+
+
+@pytest.mark.parametrize(("changes", "policy", "message"), [
+    ({"relaxed_min": 2, "relaxed_max": 2}, "ooco", "relaxed_min=2, the 1 relaxed instances at the beginning and"),
+    ({"relaxed_min": 1, "relaxed_max": 3}, "ooco", "relaxed_max=3 must be in ascending order, and leave a strict one"),
+    ({"relaxed_min": 1}, "ooco", "relaxed_max=None must be"),
+    ({"relaxed_min": 1, "relaxed_max": 2, "role_changes": [{"at_s": 1, "relaxed": 2}]}, "ooco", "without role_changes"),
+    ({"relaxed_min": 1, "relaxed_max": 2}, "ooco:scale=headroom", "headroom says how many instances are on"),
+    ({}, "ooco:scale=ratio", "scale=ratio has nothing to scale"),
+    ({}, "ooco:scale.window=2", "scale.window is a parameter of a scaling rule, and none is named"),
+])
+def test_bounds_and_rules_that_cannot_be_are_refused(changes: dict[str, Any], policy: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        Simulation(Scenario(cluster=POOLS | changes, rate_scale=0.1, duration_s=10.0), policy)
+
+
+def test_ratio_is_of_clusters_of_pools() -> None:
+    fleet = {"model": "qwen2_5_7b", "mixed": [{"chip": CHIP[0], "count": 1, "min": 1, "max": 3}]}
+    with pytest.raises(UserError, match="ratio says how many instances are relaxed, and the instances of cluster"):
+        Simulation(Scenario(cluster=fleet, rate_scale=0.1, duration_s=10.0), "deadline:scale=ratio")

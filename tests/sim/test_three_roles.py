@@ -60,7 +60,8 @@ def test_neither_side_knows_of_the_other(setup: Setup, pair: str) -> None:
     """With the same requests each side does what it does as a cluster of its own."""
     seats = f",mixed.max_num_seqs={min(4, setup.rules['max_batch'])},mixed.prefix_caching=off"
     both = replace(get_policy(pair + seats), between=by_parity)
-    rules = {key: value for key, value in setup.rules.items() if key not in ("role_changes", "decode_first_token")}
+    steered = ("role_changes", "groups", "scale_interval_s", "decode_first_token")
+    rules = {key: value for key, value in setup.rules.items() if key not in steered}
     setup = setup.with_(policy=both, values=(), mixed=(CHIP, ("h800", 1)), rules=rules)
     whole = to_the_end(setup)
     pools = to_the_end(setup.with_(requests=setup.requests[::2], mixed=(), policy=replace(both, mixed_by=None)))
