@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import ROLES, Cluster, pools_of
+from ooco_gym.cluster import ROLES, Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError
 from ooco_gym.metrics import summarise
@@ -113,7 +113,8 @@ def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Sim
 def groups_of(cluster: Cluster) -> tuple[Group, ...]:
     """The groups of an elastic fleet, or the one whose instances are relaxed or strict; none of a fixed one."""
     if cluster.relaxed_min is not None:
-        begun, count = (sum(pool.ranks for pool in pools_of(cluster, *roles)) for roles in (ROLES[:1], ROLES[:2]))
+        begun = sum(pool.ranks for pool in cluster.relaxed)
+        count = begun + sum(pool.ranks for pool in cluster.strict)
         return (Group(0, count, begun, cluster.relaxed_min, cluster.relaxed_max or count - 1),)
     found, first = [], 0
     for pool in cluster.mixed if cluster.scales else ():

@@ -66,9 +66,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         groups=len(sim.groups), predicted=0 if predicted is None else len(trace), role_changes=len(sim.role_changes),
         weights=0 if weights is None else len(weights), **_linked(turns, job, patience_s),
         **_intervals(trace, sim, window_s[1]))
-    first_target, *_, most = sorted([entries, entries, *(count for _, count in sim.role_changes),
-                                     *(bound for group in sim.groups if not mixed
-                                       for bound in (group.least, group.most))])
+    first_target, most = _reach(sim, entries, mixed)
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           most * (len(machines) - first_target), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
@@ -237,6 +235,14 @@ def _fill_links(state: s.State, sim: SimConfig, sources: int, first_target: int)
         links[key] = -1
     links["bytes_per_s"] = sim.kv_link_bytes_per_s
     state.heap[2] = -1
+
+
+def _reach(sim: SimConfig, entries: int, mixed: bool) -> tuple[int, int]:
+    """Returns the least and the most instances that requests may arrive at, as roles change."""
+    counts = [entries, *(count for _, count in sim.role_changes)]
+    for group in () if mixed else sim.groups:
+        counts += [group.least, group.most]
+    return min(counts), max(counts)
 
 
 def _intervals(trace: Trace, sim: SimConfig, end_s: float) -> dict[str, int]:
