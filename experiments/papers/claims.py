@@ -228,7 +228,7 @@ RAMPS = {"azure_code": {"workload": "azure_code", "rate_scale": 0.3, "start_s": 
 FLEETS = {"static": ("instances", (6, 4, 5, 5)), "one fewer": ("instances", (5, 3, 4, 4)),
     "planner_sla": ("utilization", (0.5, 0.6, 0.5, 0.6)), "headroom": ("utilization", (0.7, 0.8, 0.8, 0.8)),
     "token_velocity": ("utilization", (0.45, 0.6, 0.5, 0.5)), "linear": ("utilization", (1.15, 1.5, 1.3, 1.4)),
-    "clairvoyant": ("utilization", (0.6, 0.7, 0.6, 0.7))}
+    "linear with room": ("utilization", (1.1, 1.4, 1.2, 1.3)), "clairvoyant": ("utilization", (0.6, 0.7, 0.6, 0.7))}
 SCALED = ["planner_sla", "headroom", "token_velocity"]
 
 
@@ -236,7 +236,7 @@ def _steered(fleets: Mapping[str, tuple[str, Sequence[float]]]) -> dict[str, Any
     """Returns the policies of some scaling rules by workload, in the order of `RAMPS`."""
     named = {}
     for name, (key, values) in fleets.items():
-        rule = {"one fewer": "static", "with more room": "planner_sla"}.get(name, name)
+        rule = {"one fewer": "static", "with more room": "planner_sla", "linear with room": "linear"}.get(name, name)
         policies = [f"deadline:scale={rule},scale.{key}={value}" for value in values]
         named[name] = by("workload", dict(zip(RAMPS, policies, strict=False)))
     return named
@@ -254,9 +254,14 @@ def _fleet(study: Study, axes: Mapping[str, Any], **scenario: Any) -> tuple[Metr
 def _cheapest(cost: Metric, late: Metric, **labels: Any) -> np.ndarray:
     """Returns a cost by seed at the cheapest of some points that are late for at most 3 %; if none is, at the one that
     is least late."""
-    costs, lates = cost.where(labels).values, late.where(labels).values.mean(axis=1)
-    holds = lates <= max(0.03, float(lates.min()))
-    return costs[int(np.argmin(np.where(holds, costs.mean(axis=1), np.inf)))]
+    costs = cost.where(labels).values
+    return costs[_holding(costs, late.where(labels).values)]
+
+
+def _holding(costs: np.ndarray, lates: np.ndarray) -> int:
+    """Returns the index of that point, of costs and shares of late requests by point and seed."""
+    mean = lates.mean(axis=1)
+    return int(np.argmin(np.where(mean <= max(0.03, float(mean.min())), costs.mean(axis=1), np.inf)))
 
 
 def _priced(chips: Metric, work: Metric, price: float) -> Metric:
@@ -280,8 +285,12 @@ def elastic_ramp(study: Study) -> Iterator[Test]:
             yield Test(f"{load}: {who} over static{more}", Answer(_cheapest(cost, late, **here, policy=names) / static,
                 chips.seeds), holds=(None, 1.0) if who == "scaled" and not more and load != "azure_conv" else None)
         if price == 0.0:
-            yield Test(f"{load}: linear over scaled{more}", Answer(_cheapest(cost, late, **here, policy=["linear"])
-                / _cheapest(cost, late, **here, policy=SCALED), chips.seeds), holds=(None, 1.02) if not more else None)
+            mine = {**here, "policy": ["linear", "linear with room"]}
+            costs, lates = cost.where(mine).values, late.where(mine).values
+            at = _holding(costs, lates)
+            yield Test(f"{load}: linear over scaled{more}", Answer(costs[at] / _cheapest(
+                cost, late, **here, policy=SCALED), chips.seeds), holds=(None, 1.02) if not more else None)
+            yield Test(f"{load}: late under linear{more}", Answer(lates[at], chips.seeds))
 
 
 # Chips that offline requests at 1/s need alone.
