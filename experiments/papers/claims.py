@@ -269,7 +269,7 @@ def _priced(chips: Metric, work: Metric, price: float) -> Metric:
     return replace(chips, values=chips.values - price * work.values)
 
 
-@claim("Scaling and co-location on a ramp", "elastic.md#co-locate-scale-or-both", blocks=("9701:9706", "9801:9806"))
+@claim("Scaling and co-location on a ramp", "elastic.md#co-locate-scale-or-both", blocks=("9701:9706", "9801:9804"))
 def elastic_ramp(study: Study) -> Iterator[Test]:
     """With at most 3 % violations the cheapest tuned controller pays for fewer chips than the fewest static ones where
     load doubles within four hours, with offline work beside it, and a learned forecast is not behind it by 2 %."""
