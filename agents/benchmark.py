@@ -115,9 +115,9 @@ def agents_of(config: Mapping[str, Any], name: str) -> list[str]:
 
 def trainings(config: Mapping[str, Any], name: str, out: Path) -> Iterator[BenchmarkRun]:
     """The training runs of an environment: of each agent and seed."""
-    of_all, agents = plain(config["own"]).get(name) or {}, agents_of(config, name)
-    for agent in agents:
-        own = {key: value for key, value in of_all.items() if key not in agents} | (of_all.get(agent) or {})
+    of_all, known = plain(config["own"]).get(name) or {}, names("agent")
+    for agent in agents_of(config, name):
+        own = {key: value for key, value in of_all.items() if key not in known} | (of_all.get(agent) or {})
         decisions = round(own.pop("times", 1.0) * config["total_timesteps"])
         for seed in range(1, config["seeds"] + 1):
             folder = out / agent / f"seed_{seed}"

@@ -146,8 +146,10 @@ def test_each_agent_and_seed_is_a_command_with_the_settings_of_its_environment(t
     assert {"train", "env=batching", "agent=maskable_ppo", "seed=1", "window_s=60.0", "agent.n_steps=64",
             "total_timesteps=100000"} <= set(jobs[0].words)
     assert not any(word.startswith("agent.n_steps") for word in jobs[3].words)
-    first = next(trainings(read_yaml(conf_root() / "benchmark.yaml"), "packing", tmp_path))
+    alone = {**read_yaml(conf_root() / "benchmark.yaml"), "agents": ["maskable_ppo"]}
+    first = next(trainings(alone, "packing", tmp_path))
     assert "validation.window_s=null" in first.words
+    assert not any("cma_linear" in word for word in first.words), "what is another agent's own"
 
 
 def test_it_trains_evaluates_and_goes_on(tmp_path, capfd) -> None:
