@@ -10,6 +10,7 @@ from typing import Any
 from ooco_gym.envs import ENVIRONMENTS
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.policy.policy import Param
+from ooco_gym.resources import load_yaml
 
 Case = dict[str, Any]
 CLOCKS = ({}, {"async_scheduling": True}, {"async_scheduling": True, "schedule_s": 0.02, "decode_s": 0.001},
@@ -204,7 +205,8 @@ def scenario(random: Random) -> Case:
 def environment(random: Random) -> Case:
     """An environment with random arguments, played at random."""
     name = random.choice(sorted(ENVIRONMENTS))
-    mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim", "Routing"))
+    mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim", "Routing", "Jobs",
+                                             "Retention", "Serving"))
     if mixed:
         base_policy, limits = random.choice((*OPEN_BASES, "echo", "sarathi_pp", "vllm_priority", "niyama",
                                              "hygen:latency_budget_s=0.04")), ENGINES
@@ -212,6 +214,8 @@ def environment(random: Random) -> Case:
             base_policy, limits = random.choice(("router", "router:rule=sticky")), {"mixed_7b": ENGINES["mixed_7b"]}
         if "Admission" in name:  # whose weights are set
             base_policy = "admitter:rule=index"
+        if "Jobs" in name or "Retention" in name:  # which need prefix caches
+            base_policy = "deadline:prefix_caching=on"
     else:
         base_policy, limits = random.choice(("ooco", "ooco_xllm", "online_priority", "slack",
                                          "ooco:max_pull=1,interrupt=slack")), POOLS
@@ -221,6 +225,10 @@ def environment(random: Random) -> Case:
         base_policy = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
     fields = load_of(random, limits)
     del fields["seed"]
+    if "Scaling" in name or "Retention" in name:  # which need groups that scale, bounds of roles, or a rule that is asked
+        config = load_yaml("env", name[9:-3].lower())
+        fields |= {"cluster": config["scenario"]["cluster"], "online_rate": None}
+        base_policy = str(config["base_policy"])
     short = 0.3 if fields["cluster"] == "fleet_16" else 1.0
     arguments: dict[str, Any] = {
         "scenario": fields, "base_policy": base_policy, "candidates": random.randint(1, 20),
