@@ -225,7 +225,7 @@ def environment(random: Random) -> Case:
         base_policy = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
     fields = load_of(random, limits)
     del fields["seed"]
-    if "Scaling" in name or "Retention" in name:  # which need groups that scale, bounds of roles, or a rule that is asked
+    if "Scaling" in name or "Retention" in name:  # whose clusters ask
         config = load_yaml("env", name[9:-3].lower())
         fields |= {"cluster": config["scenario"]["cluster"], "online_rate": None}
         base_policy = str(config["base_policy"])
