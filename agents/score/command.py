@@ -28,7 +28,7 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, cache_path, write_json
 from ooco_gym.own_code import module_of_file, tell
 from ooco_gym.policy import Policy, get_policy
-from ooco_gym.policy.decisions import addresses
+from ooco_gym.policy.decisions import addresses, ask_outside
 from ooco_gym.policy.registry import list_policies, split_name
 from ooco_gym.report import percent
 from ooco_gym.runtime import MANIFEST_FILE
@@ -73,7 +73,7 @@ def scored(given: str, config: Mapping[str, Any]) -> dict[str, Any]:
     reference = str(suite["tracks"][suite["tasks"][tasks[0]]["track"]]["reference"])
     for task in tasks:  # all modules, chips and compiled functions, before the fork
         simulated(({**suite, "horizon_s": 1.0, "warmup_s": 0.0}, task, reference, [1]))
-    addresses(Policy("", mixed=rule.mixed).hooks())  # what a rule without them uses
+    addresses([ask_outside, *Policy("", mixed=rule.mixed).hooks()])  # what a rule without them uses, or in plain Python
     child = Child(partial(_play, rule), Limits(compile_s, compile_s + play_s))
     try:
         isolation = _said(child)["isolation"]

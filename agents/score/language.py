@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
+from warnings import catch_warnings
 
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError, nearest
@@ -58,11 +59,12 @@ def checked(text: str, name: str, language: type[Language] | None = None) -> Any
         UserError: what is not of the language, with its line.
     """
     try:
-        return (language or CompiledRule)(name).read(ast.parse(text, name))
+        with catch_warnings(action="ignore"):  # they would show the file's lines
+            return (language or CompiledRule)(name).read(ast.parse(text, name))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"'{name}' is no Python that a rule may be: {error}") from error
+        raise UserError(f"'{name}' is no Python that a rule may be: {str(error) or 'too deep'}") from error
 
 
 def is_text(node: Any) -> bool:
@@ -114,8 +116,8 @@ class Language(ast.NodeTransformer):
                 self.bind(node, one.asname or one.name, one)
                 self.modules[one.asname or one.name] = one.name
             elif plain or node.level or not known:
-                where = f"'{one.name}'" if plain else f"from '{node.module}'"
-                self.no(node, f"a rule may not import {where}; it may: {', '.join({**self.library, 'numpy': ()})}")
+                it = f"'{one.name}'" if plain else f"from '{node.module}'"
+                self.no(node, f"a rule may not import {it}; it may: {', '.join(sorted({*self.library, *self.wholly}))}")
             elif one.name not in known or one.asname:
                 self.no(node, f"a rule may not import '{one.name}' from {node.module}{nearest(one.name, known)}; it "
                               f"may, by their own names: {', '.join(known)}")

@@ -50,7 +50,7 @@ class PlainRule(Language):
         self.own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(
             node.ctx, ast.Store)} | {node.name for node in own}
         self.methods, self.rules = {id(node) for node in own}, [rule.name for rule in rules]
-        bound = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
+        bound = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", node), ast.Load | ast.keyword)]
         self.names = {name for node in bound for key in ("id", "arg", "name") if isinstance(
             name := getattr(node, key, None), str)}.union(LISTED["builtins"])
         for node in [one for one in tree.body if isinstance(one, ast.Import | ast.ImportFrom)]:
@@ -61,19 +61,17 @@ class PlainRule(Language):
                 self.no(node, "outside functions a rule has imports, constants, functions and its class only")
         if len(rules) != 1:
             self.no(tree, "a rule in plain Python has one class, class Mine(Rule), as docs/vllm.md describes")
-        code = compile(ast.fix_missing_locations(self.visit(tree)), "rule.py", "exec")
+        ast.NodeTransformer.generic_visit(self, tree)
+        code = compile(ast.fix_missing_locations(tree), "rule.py", "exec")
 
         def make() -> Any:
-            known = {name: getattr(builtins, name) for name in LISTED["builtins"]} | self.bound
-            known |= {name: import_module(module) for name, module in self.modules.items()}
-            space = {**known, "__builtins__": {"__build_class__": __build_class__}, "__name__": "rule"}
+            space = {name: getattr(builtins, name) for name in LISTED["builtins"]} | self.bound | {
+                name: import_module(module) for name, module in self.modules.items()}
+            space |= {"__builtins__": {"__build_class__": __build_class__}, "__name__": "rule"}
             exec(code, space)
             return space[self.rules[0]]({})
 
         return make
-
-    def visit_Module(self, node: ast.Module) -> Any:
-        return ast.NodeTransformer.generic_visit(self, node)
 
     def plain(self, node: Any, name: str) -> None:
         super().plain(node, name)
@@ -96,8 +94,9 @@ class PlainRule(Language):
         given, mine = node.args, id(node) in self.methods
         if not (mine and node.name == "__init__"):
             self.plain(node, node.name)
-        if mine and (not given.args or given.args.pop(0).arg != "self" or len(given.defaults) > len(given.args)):
-            self.no(node, "a method's first argument is self")
+        if mine and (not given.args or given.args.pop(0).arg != "self" or any(
+                isinstance(one, ast.Name) for value in given.defaults for one in ast.walk(value))):  # another's self
+            self.no(node, "a method's first argument is self, and its defaults name nothing")
         if node.decorator_list or given.posonlyargs or given.vararg or given.kwonlyargs or given.kwarg or getattr(
                 node, "type_params", ()):
             self.no(node, "a rule's function has plain arguments and no decorator")

@@ -43,8 +43,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     check_manifest(f"'{file}'", manifest)
     if manifest["manifest_sha256"] != signed(manifest)["manifest_sha256"]:
         raise UserError(f"'{file}' was changed after it was written (its SHA-256 differs); export the policy again")
-    for name, described in manifest["files"].items():
-        if not (path / name).is_file() or file_digest(path / name) != described["sha256"]:
+    for name in (*manifest["files"], REFERENCE_FILE):
+        if not (path / name).is_file() or file_digest(path / name) != manifest["files"].get(name, {}).get("sha256"):
             raise UserError(f"'{path / name}' is not there, or not the file that the manifest describes (SHA-256 "
                             "differs); export the policy again")
     return manifest

@@ -7,7 +7,7 @@ Names are those of vLLM V1. Your own rule for the scheduler inside vLLM (docs/vl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -133,7 +133,10 @@ class Plan(NamedTuple):
 
 
 class Rule(ABC):
-    """A scheduler."""
+    """A scheduler, made with the values of its parameters by name."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
 
     @abstractmethod
     def compose(self, engine: Engine, belief: Any) -> Plan:

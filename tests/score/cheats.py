@@ -276,6 +276,16 @@ PLAIN_WRITTEN: list[tuple[str, str, str]] = [
                              more="def get(self):\n    return self.gi_frame"), "may not use 'Mine'"),
     ("self by an argument", plain("pass", "def f(self):\n    return self.gi_frame\n", "self.gi_frame = 0"),
      "self is a method's"),
+    ("another's self by a default", plain("x = self.go()", init="self.gi_frame = 0", more=(
+        "def get(self):\n    return self.gi_frame\ndef go(self, f=get):\n    return f(i for i in [1])\n")),
+     "name nothing"),
+    ("builtins by a keyword", plain("x = dict(__builtins__=1)\n__builtins__['self'] = (i for i in [1])\ny = f()",
+                                    "def f():\n    return self.gi_frame\n", "self.gi_frame = 0"),
+     "may not use '__builtins__'"),
+    ("its class by a keyword", plain("x = dict(__class__=1)\ny = __class__.get((i for i in [1]))", init=(
+        "self.gi_frame = 0"), more="def get(self):\n    return self.gi_frame\n"), "may not use '__class__'"),
+    ("classes by a keyword", plain("x = dict(__build_class__=1)\ny = __build_class__(lambda: 0, 'A')"), "use '__build"),
+    ("very deep nesting", plain(f"x = {'not ' * 5000}1"), "too deep|maximum recursion"),
     ("self by a lambda", plain("f = lambda self: self.gi_frame", init="self.gi_frame = 0"), "self is a method's"),
     ("self by a name", plain("self = engine"), "self is a method's"),
     ("self by a loop", plain("x = [0 for self in [1]]"), "self is a method's"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,18 @@ def test_a_rule_in_plain_python_is_scored(tmp_path):
     assert found["windows"] == again["windows"] and min(found["windows"]["mixed_bursts"]["service"]) > 0.0
 
 
+def test_a_plain_rule_needs_no_init_and_its_lines_are_not_shown(tmp_path, capfd):
+    text = PLAIN_RULE.replace("def __init__(self, values):\n        pass\n", "").replace(
+        "    return Plan(", "    x = 1 is 1  # \x1b[2J\n        return Plan(", 1)
+    (tmp_path / "rule.py").write_text(text)
+    assert "__init__" not in text and "is 1  # \x1b" in text
+    assert min(command.scored(str(tmp_path / "rule.py"), config())["windows"]["mixed_bursts"]["service"]) > 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        language.checked(text, "rule.py", PlainRule)
+    assert "SyntaxWarning" not in capfd.readouterr().err
+
+
 def test_a_bundle_scores_as_the_rule_that_it_is_of(shipped, tmp_path):
     learned = write_linear_bundle(tmp_path / "L", get_policy("learned_deadline"), {}, forms=("npz",))
     policy, linear = get_policy("deadline"), get_policy("adaptive_deadline").linear
@@ -261,7 +274,9 @@ def test_a_bundle_scores_as_the_rule_that_it_is_of(shipped, tmp_path):
     rows[0]["step"] = 9.0
     write_parameters_bundle(tmp_path / "O", parameters=rows, features=linear.features, weights=np.zeros((9, 45)))
     (tmp_path / "L" / "weights.npz").write_bytes(b"none")
-    for folder, words in (("O", "moves 'tpot_share' otherwise"), ("L", "not the file that")):
+    (tmp_path / "S" / "reference.npz").unlink()
+    os.mkfifo(tmp_path / "S" / "reference.npz")
+    for folder, words in (("O", "moves 'tpot_share' otherwise"), ("L", "not the file that"), ("S", "is not there")):
         with pytest.raises(UserError, match=words):
             command.scored(str(tmp_path / folder), config())
 
