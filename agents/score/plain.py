@@ -63,9 +63,8 @@ class PlainRule(Language):
             self.no(tree, "a rule in plain Python has one class, class Mine(Rule), as docs/vllm.md describes")
         ast.NodeTransformer.generic_visit(self, tree)
         code = compile(ast.fix_missing_locations(tree), "rule.py", "exec")
-
         def make() -> Any:
-            space = {name: getattr(builtins, name) for name in LISTED["builtins"]} | self.bound | {
+            space: dict[str, Any] = {name: getattr(builtins, name) for name in LISTED["builtins"]} | self.bound | {
                 name: import_module(module) for name, module in self.modules.items()}
             space |= {"__builtins__": {"__build_class__": __build_class__}, "__name__": "rule"}
             exec(code, space)
