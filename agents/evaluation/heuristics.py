@@ -203,8 +203,9 @@ def _of_candidates(env: Any, kinds: set[int]) -> Iterator[Heuristic]:
         yield from (_published(f"router:rule={rule}") for rule in rules)
     if s.SCALE in kinds:
         base = split_name(spelling_of(env.config.base_policy))[0]
-        rules = [name for name in resources.names("scale") if not policy_of(name, "scale").foresees]
-        yield from (_published(f"{base}:scale={name}") for name in rules)
+        rules = [policy_of(name, "scale") for name in resources.names("scale")]
+        yield from (_published(f"{base}:scale={rule.name}") for rule in rules if not rule.foresees
+                    and (rule.name == "static" or rule.mixed == policy_of(base).mixed))
     if s.RETAIN in kinds:
         rules = map(RETENTION.__add__, resources.names("retention"))
         yield from (_published(name) for name in rules if policy_named(name).keeps == LRU)

@@ -158,7 +158,8 @@ def rules_for(decision: str) -> list[str]:
     if decision == "retain":  # the rules that are asked, by their own groups
         return [f"retention={name}" for name in names("retention") if get_policy(name, group="retention").keeps == LRU]
     if decision == "scale":
-        return [f"deadline:scale={name}" for name in names("scale") if not get_policy(name, group="scale").foresees]
+        rules = [get_policy(name, group="scale") for name in names("scale")]
+        return [f"deadline:scale={rule.name}" for rule in rules if rule.mixed and not rule.foresees]
     having: dict[Any, list[Policy]] = {}
     for policy in _policies():
         if not policy.mixed:

@@ -69,7 +69,8 @@ def a_scenario(random, name):
         "slo": {"ttft_s": float(random.choice([0.5, 2.0, 5.0])), "tpot_s": float(random.choice([0.06, 0.1]))},
         "offline": {"mode": "rate", "rate": float(random.choice([0.0, 0.5, 3.0, 10.0]))},
         "rate_scale": float(random.uniform(low, high))}, "base_policy": base_policy,
-        "candidates": int(random.integers(1 + ("Routing" in name), 20)), "interval_s": float(random.choice([0.1, 1.0, 7.0])),
+        "candidates": int(random.integers(1 + ("Routing" in name), 20)),
+        "interval_s": float(random.choice([0.1, 1.0, 7.0])),
         "window_s": float(random.choice([2.0, 4.0] if few else [5.0, 20.0])),
         "warmup_s": float(random.choice([0.0, 5.0] if few else [0.0, 5.0, 20.0]))}
 
