@@ -37,11 +37,11 @@ def bundled(folder: str) -> Candidate:
     arrays = read_arrays(Path(folder) / ARRAYS_FILE)
     for row, weight, bias in zip(bundle.manifest["parameters"], arrays["weight"], arrays["bias"], strict=True):
         one, base = known.get(row["name"]), row["base"]
-        if one is None or bundle.features != list(policy.layout.columns[:-1]) or (
+        if one is None or one.name in values or bundle.features != list(policy.layout.columns[:-1]) or (
                 *(row[key] for key in ("scale", "step", "low", "high")),) != (
                 one.scale, one.step, min(one.low, base), max(one.high, base)):
             raise UserError(f"bundle '{folder}' moves '{row['name']}' otherwise than {name} does: its scale, step, "
-                            "bounds or features are others (baselines/adaptive_deadline.py)")
+                            "bounds or features are others, or it is given twice (baselines/adaptive_deadline.py)")
         weights[policy.layout.rows.index(one.name)] = [*weight, bias]
         values[one.name] = base
     values["interval_s"] = bundle.interval_s or 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
@@ -75,7 +76,7 @@ def _guard(name: str, *arguments: Any) -> ast.Call:
     return ast.Call(ast.Attribute(ast.Name(GUARDS, ast.Load()), name, ast.Load()), list(arguments), [])
 
 
-class Language(ast.NodeTransformer):
+class Language(ast.NodeTransformer, ABC):
     """One file: what it binds, and its checks. A node without a method of its own only has to be of `nodes`."""
 
     nodes: tuple[type[ast.AST], ...] = NODES
@@ -91,8 +92,9 @@ class Language(ast.NodeTransformer):
     def no(self, node: Any, why: str) -> NoReturn:
         raise UserError(f"'{self.name}', line {getattr(node, 'lineno', 1)}: {why}")
 
+    @abstractmethod
     def read(self, tree: ast.Module) -> Any:
-        raise NotImplementedError
+        """Checks a file; returns what makes its rule."""
 
     def generic_visit(self, node: Any) -> Any:
         if not isinstance(node, self.nodes):

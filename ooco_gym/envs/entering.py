@@ -36,7 +36,7 @@ from ooco_gym.policy.latency_budget import (
 from ooco_gym.runtime.features import ENGINE, ENTRY
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.step_actions import get_computed_blocks, get_computed_tokens, has_seat, num_free_blocks
+from ooco_gym.sim.step_actions import get_computed_tokens, has_seat, num_free_blocks, whole_need
 from ooco_gym.sim.waiting import FIRST, SHORTEST, SHORTEST_LENGTH
 
 # --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature, and computes
@@ -159,8 +159,7 @@ def offer_entries(state, buffers, i):
     so_far = as_priced(state, instance, row)
     for k in range(offered):
         slot = np.int64(chosen[k])
-        computed, shared, idle = get_computed_blocks(state, instance, slot)
-        need = blocks_for(state, length(state, slot)) - shared + idle
+        computed, need = whole_need(state, instance, slot)
         if fewest_tokens(state, instance, row, slot, computed, need) > 0:
             chosen[kept] = slot
             fill_entry(state, buffers, i, kept, computed, need, so_far)

@@ -19,9 +19,9 @@ from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.latency_budget import OFFLINE_CLASS, OPEN_LEFT, fewest_tokens, first_waiting
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.sessions import ATTAINED, BEGUN, END, TURN, expected_left, kind_of
-from ooco_gym.sim.step_actions import get_computed_blocks, has_seat, num_free_blocks
+from ooco_gym.sim.step_actions import has_seat, num_free_blocks, whole_need
 
 F, S = columns(JOB), columns(SERVED)
 _PER_LOG, _SERVED = log_scales(JOB), log_scales(SERVED)
@@ -112,8 +112,7 @@ def offer_jobs(state, buffers, i):
     offered = choose(state, instance, chosen)
     for k in range(offered):
         slot = np.int64(chosen[k])
-        computed, shared, idle = get_computed_blocks(state, instance, slot)
-        need = blocks_for(state, length(state, slot)) - shared + idle
+        computed, need = whole_need(state, instance, slot)
         if fewest_tokens(state, instance, row, slot, computed, need) > 0:
             chosen[kept] = slot
             fill_job(state, instance, slot, computed, need, buffers.candidates[i, kept])

@@ -23,7 +23,7 @@ from ooco_gym.policy.mixed import (
     allocate_slots,
     begins_ps,
     fits_whole,
-    get_computed_blocks,
+    get_computed_tokens,
     has_seat,
     missing,
     next_in_order,
@@ -31,8 +31,9 @@ from ooco_gym.policy.mixed import (
     num_new_blocks,
     preempt,
     running_index,
+    whole_need,
 )
-from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS = 0, 1  # request.urgent
@@ -178,9 +179,7 @@ def make_place(state, instance, slot, kind, headroom, grown, how):
             left = must_stay_free(state, instance, headroom, grown)
             if left <= 0:
                 return True
-            _, shared, idle = get_computed_blocks(state, instance, slot)
-            need = blocks_for(state, length(state, slot)) - shared + idle
-            return need + left <= num_free_blocks(state, instance)
+            return whole_need(state, instance, slot)[1] + left <= num_free_blocks(state, instance)
         if kind == OFFLINE_CLASS or not preempt_last(state, instance, OFFLINE_CLASS, -1, how):
             return False
 
@@ -242,7 +241,7 @@ def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, 
         slot = first_waiting(state, instance, kind)
         if slot < 0 or not make_place(state, instance, slot, kind, headroom, grown, how):
             break
-        computed = np.int64(get_computed_blocks(state, instance, slot)[0])
+        computed = np.int64(get_computed_tokens(state, instance, slot))
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
         if tokens < min(least, left, length(state, slot) - computed):
             return sums, np.int64(0)
@@ -367,8 +366,8 @@ def fewest_tokens(state, instance, row, slot, computed, need):
 @inner
 def enter(state, instance, row, slot):
     """Admits a waiting offline request to the open iteration, if it fits the limits."""
-    computed, shared, idle = get_computed_blocks(state, instance, slot)
-    least = fewest_tokens(state, instance, row, slot, computed, blocks_for(state, length(state, slot)) - shared + idle)
+    computed, need = whole_need(state, instance, slot)
+    least = fewest_tokens(state, instance, row, slot, computed, need)
     if least <= 0:
         return
     sums, left = open_sums(row), row[OPEN_LEFT]

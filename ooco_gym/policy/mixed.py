@@ -36,6 +36,7 @@ from ooco_gym.sim.step_actions import (
     running_index,
     unschedule,
     wake_at,
+    whole_need,
 )
 from ooco_gym.sim.waiting import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
 
@@ -43,7 +44,7 @@ __all__ = ["AGING", "CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots"
            "bucket_start", "checkpoint", "count_up_to", "fits_chunk", "fits_whole", "get_computed_blocks",
            "get_computed_tokens", "has_seat", "iteration_latency", "missing", "next_in_order", "num_free_blocks",
            "num_new_blocks", "past_outputs", "preempt", "preempt_to_head", "preempt_to_tail", "previous_in_order",
-           "rank_of", "running_index", "unschedule", "wake_at", "worthless"]
+           "rank_of", "running_index", "unschedule", "wake_at", "whole_need", "worthless"]
 
 AGING = Param("aging_s", "wait after which an offline request is served as an online one, seconds; 0: never", 0,
               1_000_000, default=0)

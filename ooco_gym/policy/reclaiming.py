@@ -11,7 +11,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.policy.latency_budget import decodes
-from ooco_gym.policy.mixed import get_computed_blocks, missing, num_free_blocks, num_new_blocks
+from ooco_gym.policy.mixed import missing, num_free_blocks, num_new_blocks, whole_need
 from ooco_gym.runtime.features import LOOK_ONLINE
 from ooco_gym.sim.bidirectional import paired
 from ooco_gym.sim.blocks import _table_index, tracked
@@ -58,8 +58,8 @@ def _waiting_blocks(state, instance, left):
     spec, blocks, seen = state.instances[instance], np.int64(0), 0
     slot, seats = np.int64(spec.online_head), state.config.max_num_seqs - spec.running
     while slot >= 0 and left > 0 and seen < min(seats, LOOK_ONLINE):
-        computed, shared, idle = get_computed_blocks(state, instance, slot)
-        blocks += blocks_for(state, length(state, slot)) - shared + idle
+        computed, need = whole_need(state, instance, slot)
+        blocks += need
         left -= length(state, slot) - computed
         slot = np.int64(state.requests[slot].next)
         seen += 1

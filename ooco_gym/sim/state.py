@@ -158,7 +158,7 @@ class State(NamedTuple):
     groups: np.ndarray  # GROUP[g] of an elastic fleet; else GROUP[0]
     units: np.ndarray  # UNIT[m] of an elastic fleet; else UNIT[0]
     tides: np.ndarray  # float64[5, intervals], online arrivals and their prompt tokens, then offline ones, by interval;
-    # chip-seconds paid for until its end
+    # then chip-seconds paid for until its end, or where `scale` says the roles, relaxed instances at its end
     notes: np.ndarray  # float64[g, NOTES], the scaling rule's own
     foreseen: np.ndarray  # float64[2, intervals], prompt and output tokens to come online, for bounds; else [2, 0]
     weights: np.ndarray  # float64[k], weights of a learned rule (`Policy.weights`); empty for others

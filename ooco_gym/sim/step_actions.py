@@ -88,6 +88,13 @@ def get_computed_blocks(state, instance, slot):
 
 
 @inner
+def whole_need(state, instance, slot):
+    """(Tokens that a waiting request need not compute, free blocks that its whole context takes)."""
+    computed, shared, idle = get_computed_blocks(state, instance, slot)
+    return computed, np.int64(blocks_for(state, length(state, slot)) - shared + idle)
+
+
+@inner
 def get_computed_tokens(state, instance, slot):
     """Tokens of a waiting request's context in the prefix cache or in host memory."""
     return get_computed_blocks(state, instance, slot)[0]

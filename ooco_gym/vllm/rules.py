@@ -97,7 +97,10 @@ def _by_priority(preempt: str) -> Policy:
 def _deadline() -> Policy:
     """Returns `deadline` without its last parameter, `aging_s`: the simulator's loop changes a request's class."""
     whole = get_policy("deadline")
-    return replace(whole, params=whole.params[:-1])
+    *others, last = whole.params
+    if last.name != "aging_s":
+        raise AssertionError("deadline's aging_s must come last: the plug-in's parameters are those before it")
+    return replace(whole, params=tuple(others))
 
 
 RULES: dict[str, Callable[[], Policy]] = {
