@@ -6,9 +6,10 @@ for has ended (`ooco_gym.workload.sessions`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,18 +47,16 @@ class Agents(Model):
     subagent_turns: Turns = 3.0
     head_blocks: Annotated[int, Range(0, 64)] = 4
 
-    def calls(self, random: np.random.Generator, lengths: LengthModel) -> Calls:
-        """Draws a job's calls."""
-        found = Calls()
+    def calls(self, random: np.random.Generator) -> list[Call]:
+        """Draws a job's calls, in an order in which each follows what it waits for."""
+        found, sessions = [], itertools.count()
 
         def converse(mean: float, head: int, after: list[int]) -> list[int]:
-            session, tokens, last, count = found.sessions, head * BLOCK_TOKENS, after, _geometric(random, mean)
-            found.sessions += 1
+            session, last, count = next(sessions), after, _geometric(random, mean)
             for turn in range(count):
-                fresh, output = (int(drawn[0]) for drawn in _draw(random, lengths, 1))
-                last = [found.add(tokens + fresh, output, session, head, last, self.tool_s * np.exp(
-                    self.tool_sigma * random.standard_normal()))]
-                tokens += fresh + output
+                found.append(Call(_draw(random, 1), session, head, last, self.tool_s * np.exp(
+                    self.tool_sigma * random.standard_normal())))
+                last = [len(found) - 1]
                 if head == self.head_blocks and turn + 1 < count and random.random() < self.fork_share:
                     ends = [converse(self.subagent_turns, head + 1, last) for _ in range(self.subagents)]
                     last = [*last, *(end for one in ends for end in one)]
@@ -65,6 +64,16 @@ class Agents(Model):
 
         converse(self.turns, self.head_blocks, [])
         return found
+
+    def prompts(self, fresh: np.ndarray, output: np.ndarray, session: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Returns the prompts of calls, int64[n], of the lengths that are drawn: each has its conversation so far."""
+        order = np.argsort(session, kind="stable")
+        grown = np.cumsum((fresh + output)[order]) - (fresh + output)[order]
+        begins = np.flatnonzero(np.diff(session[order], prepend=-1))
+        grown -= np.repeat(grown[begins], np.diff(begins, append=len(order)))
+        prompt = head * BLOCK_TOKENS + fresh
+        prompt[order] += grown
+        return prompt
 
 
 @dataclass(frozen=True)
@@ -78,72 +87,62 @@ class Rollouts(Model):
     form: Literal["rollouts"]
     size: Annotated[int, Range(1, 1024)] = 8
 
-    def calls(self, random: np.random.Generator, lengths: LengthModel) -> Calls:
+    def calls(self, random: np.random.Generator) -> list[Call]:
         """Draws a group."""
-        prompt, output = _draw(random, lengths, self.size)
-        found = Calls()
-        for tokens in output.tolist():
-            found.add(int(prompt[0]), tokens, 0, 0, [], 0.0)
-        return found
+        draws = _draw(random, self.size)
+        draws[::2] = draws[::2, :1]
+        return [Call(draws[:, k : k + 1]) for k in range(self.size)]
+
+    def prompts(self, fresh: np.ndarray, output: np.ndarray, session: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Returns the prompts of calls, int64[n]: those that are drawn."""
+        return fresh
 
 
-@dataclass
-class Calls:
-    """A job's calls: lists with an element for each, in an order in which each follows what it waits for."""
+class Call(NamedTuple):
+    """A call of a job; `draws` are the random numbers of its lengths, float64[4, 1] (`LengthModel.draw`), and `after`
+    the places of those that it waits for."""
 
-    prompt: list[int] = field(default_factory=list)
-    output: list[int] = field(default_factory=list)
-    session: list[int] = field(default_factory=list)
-    head: list[int] = field(default_factory=list)
-    after: list[list[int]] = field(default_factory=list)
-    think_s: list[float] = field(default_factory=list)
-    sessions: int = 0
-
-    def add(self, prompt: int, output: int, session: int, head: int, after: list[int], think_s: float) -> int:
-        """Adds a call; returns its place."""
-        for values, value in ((self.prompt, prompt), (self.output, output), (self.session, session),
-                              (self.head, head), (self.after, after), (self.think_s, float(think_s))):
-            values.append(value)  # type: ignore[arg-type]
-        return len(self.prompt) - 1
+    draws: np.ndarray
+    session: int = 0
+    head: int = 0
+    after: Sequence[int] = ()
+    think_s: float = 0.0
 
 
 def _geometric(random: np.random.Generator, mean: float) -> int:
     return min(MOST_TURNS, int(random.geometric(1.0 / mean)))
 
 
-def _draw(random: np.random.Generator, lengths: LengthModel, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return lengths.draw(np.concatenate([random.random((2, count)), random.standard_normal((2, count))]))
+def _draw(random: np.random.Generator, count: int) -> np.ndarray:
+    return np.concatenate([random.random((2, count)), random.standard_normal((2, count))])
 
 
 def draw_jobs(form: Agents | Rollouts, arrivals: Arrivals, lengths: LengthModel, *, seed: int, stream: str, salt: str,
               name: str, **window: Any) -> Trace:
     """Returns the calls of the jobs that arrive in a window; a job is the same in every window and at every scale."""
-    closed, rows, times, numbers = isinstance(form, Agents), [], [], []
-    for arrival_s, _, drawn in draw_requests(arrivals, seed=seed, stream=stream, **window):
-        for at_s, number in zip(arrival_s.tolist(), drawn.tolist(), strict=True):
-            rows.append(form.calls(keyed_generator(seed, f"{stream}/job", number), lengths))
-            times.append(at_s)
-            numbers.append(number)
-    counts = np.array([len(one.prompt) for one in rows], np.int64)
-
-    def column(of: Callable[[Calls], list[Any]], kind: type = np.int64) -> np.ndarray:
-        return np.concatenate([np.zeros(0, kind), *(np.array(of(one), kind) for one in rows)])
-
+    closed = isinstance(form, Agents)
+    drawn = list(draw_requests(arrivals, seed=seed, stream=stream, **window))
+    times = np.concatenate([np.zeros(0), *(at_s for at_s, _, _ in drawn)])
+    numbers = np.concatenate([np.zeros(0, np.int64), *(number for _, _, number in drawn)])
+    rows = [form.calls(keyed_generator(seed, f"{stream}/job", number)) for number in numbers.tolist()]
+    counts, calls = np.array([len(one) for one in rows], np.int64), list(itertools.chain(*rows))
     place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    job = np.repeat(np.array(numbers, np.int64), counts)
-    key, prompt, head = job * MOST_CALLS + place, column(lambda one: one.prompt), column(lambda one: one.head)
-    conversation = scattered(job * MOST_CALLS + column(lambda one: one.session), f"{salt}/conversation")
-    waits = column(lambda one: [len(after) for after in one.after])
-    sources = column(lambda one: [before for after in one.after for before in after])
+    job = np.repeat(numbers, counts)
+    head, waits = np.array([call.head for call in calls], np.int64), np.array([len(call.after) for call in calls], int)
+    key, session = job * MOST_CALLS + place, job * MOST_CALLS + np.array([call.session for call in calls], np.int64)
+    fresh, output = lengths.draw(np.concatenate([np.zeros((4, 0)), *(call.draws for call in calls)], axis=1))
+    prompt = form.prompts(fresh.astype(np.int64), output.astype(np.int64), session, head)
+    conversation = scattered(session, f"{salt}/conversation")
+    sources = np.array([before for call in calls for before in call.after], np.int64)
     after = np.concatenate([[0], np.cumsum(waits)]), np.repeat(job, waits) * MOST_CALLS + sources
     hashes = hash_blocks(prompt, prompt // BLOCK_TOKENS, conversation, key, salt)
     if closed:
         hashes = hashes[0], _with_heads(hashes, head, prompt, salt)
-    return Trace(np.repeat(np.array(times), counts), prompt, column(lambda one: one.output), job=scattered(job, salt),
+    return Trace(np.repeat(times, counts), prompt, output, job=scattered(job, salt),
                  session=conversation if closed else np.full(len(job), NO_SESSION), prefix_hashes=hashes, name=name,
                  key=scattered(key, salt) if closed else None,
                  after=(after[0], scattered(after[1], salt)) if closed else None,
-                 think_s=np.where(waits > 0, column(lambda one: one.think_s, float), np.nan) if closed else None)
+                 think_s=np.where(waits > 0, [call.think_s for call in calls], np.nan) if closed else None)
 
 
 def _with_heads(hashes: tuple[np.ndarray, np.ndarray], head: np.ndarray, prompt: np.ndarray, salt: str) -> np.ndarray:
