@@ -236,7 +236,7 @@ def _steered(fleets: Mapping[str, tuple[str, Sequence[float]]]) -> dict[str, Any
     """Returns the policies of some scaling rules by workload, in the order of `RAMPS`."""
     named = {}
     for name, (key, values) in fleets.items():
-        rule = {"one fewer": "static", "with more room": "planner_sla", "linear with room": "linear"}.get(name, name)
+        rule = {"one fewer": "static", "linear with room": "linear"}.get(name, name)
         policies = [f"deadline:scale={rule},scale.{key}={value}" for value in values]
         named[name] = by("workload", dict(zip(RAMPS, policies, strict=False)))
     return named
@@ -295,26 +295,28 @@ def elastic_ramp(study: Study) -> Iterator[Test]:
 
 # Chips that offline requests at 1/s need alone.
 APART = 1.0
-DAY_FLEETS = {"static": ("instances", (7,)), "one fewer": ("instances", (6,)), "planner_sla": FLEETS["planner_sla"],
-    "with more room": ("utilization", (0.4,)), "clairvoyant": FLEETS["clairvoyant"]}
+DAY_FLEETS = {**{name: FLEETS[name] for name in ("planner_sla", "headroom", "linear with room", "clairvoyant")},
+    "static": ("instances", (7, 4, 5, 5)), "one fewer": ("instances", (6, 3, 4, 4))}
 
 
 @claim("Scaling and co-location over a day", "elastic.md#co-locate-scale-or-both", blocks=("9701:9702", "9801:9802"))
 def elastic_day(study: Study) -> Iterator[Test]:
-    """Over a day of code completion with at most 3 % violations, offline work beside online work on a fleet that
-    scales costs less than on a static one, and than on chips of its own beside a fleet that scales."""
-    chips, _, late = _fleet(study, {"workload": {"azure_code": {"workload": "azure_code", "rate_scale": 0.3}},
-        "offline.rate": [1.0, 0.0], "policy": _steered(DAY_FLEETS)}, duration_s=86400.0, start_s=0.0)
-    found = {}
-    for (rate, more), (who, names) in itertools.product(((1.0, 0.0), (0.0, APART)), (("clairvoyant", ["clairvoyant"]),
-            ("static", ["static", "one fewer"]), ("scaled", ["planner_sla", "with more room"]))):
-        found[who, rate] = more + _cheapest(chips, late, **{"offline.rate": rate, "policy": names})
-    for what, one in (("neither", ("static", 0.0)), ("co-location alone", ("static", 1.0)), ("scaling alone",
-            ("scaled", 0.0)), ("both", ("scaled", 1.0)), ("both, clairvoyant", ("clairvoyant", 1.0))):
-        yield Test(f"chips, {what}", Answer(found[one], chips.seeds))
-    for what, other in (("co-location", ("static", 1.0)), ("scaling", ("scaled", 0.0))):
-        yield Test(f"both over {what} alone", Answer(found["scaled", 1.0] / found[other], chips.seeds),
-            holds=(None, 1.0))
+    """Over a day with at most 3 % violations, offline work beside online work on a fleet that scales costs less than
+    on a static one, and than on chips of its own beside a fleet that scales."""
+    chips, _, late = _fleet(study, {"workload": {name: {**values, "start_s": 0.0} for name, values in RAMPS.items()},
+        "offline.rate": [1.0, 0.0], "policy": _steered(DAY_FLEETS)}, duration_s=86400.0)
+    who = {"static": ["static", "one fewer"], "scaled": ["planner_sla", "headroom"], "linear": ["linear with room"],
+        "clairvoyant": ["clairvoyant"]}
+    for load in RAMPS:
+        found = {(one, rate): APART * (rate == 0.0) + _cheapest(chips, late, **{"workload": load, "offline.rate": rate,
+            "policy": names}) for (one, names), rate in itertools.product(who.items(), (1.0, 0.0))}
+        for what, one in (("neither", ("static", 0.0)), ("co-location alone", ("static", 1.0)), ("scaling alone",
+                ("scaled", 0.0)), ("both", ("scaled", 1.0)), ("both, linear", ("linear", 1.0)),
+                ("both, clairvoyant", ("clairvoyant", 1.0))):
+            yield Test(f"{load}: chips, {what}", Answer(found[one], chips.seeds))
+        for what, other in (("co-location", ("static", 1.0)), ("scaling", ("scaled", 0.0))):
+            yield Test(f"{load}: both over {what} alone", Answer(found["scaled", 1.0] / found[other], chips.seeds),
+                holds=(None, 1.0))
 
 
 @claim("A learned gate for pools", "learned.md#what-learned_gate-sustains", blocks=("9301:9311", "9401:9411"))
