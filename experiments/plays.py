@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from ooco_gym.scenario import Scenario
 from ooco_gym.sim.state import PS_PER_S
 from ooco_gym.simulation import Run, Simulation, simulate
 from ooco_gym.study.runs import NO_SAMPLES_S
-from ooco_gym.workload import load_workload
+from ooco_gym.workload import load_workload, write_trace
 from ooco_gym.workload.offline import offline_trace
 
 SIZES = (1, 4, 16, 64, 128, 256, 512, 1024, 4096)  # prompt tokens, or decoding requests
@@ -148,3 +151,30 @@ def lengths(scenario: Scenario, policy: str) -> dict[str, Any]:
     return {"prompt_tokens": float(trace.prompt_tokens.mean()), "output_tokens": float(trace.output_tokens.mean()),
             "offline_prompt_tokens": float(offline.prompt_tokens.mean()),
             "offline_output_tokens": float(offline.output_tokens.mean())}
+
+
+def jobs_to_end(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """Returns figures of the jobs that arrive in a window of a generated workload, played alone to the end of all.
+
+    `token_latency_s` is the mean over jobs of completion over tokens generated (Autellix 6.2), `makespan_s` the time to
+    the last job's end; the others are those of `jobs` in a summary.
+    """
+    start_s, duration_s = scenario.window()
+    trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=scenario.seed,
+                          rate_scale=scenario.rate_scale)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "jobs.parquet")
+        write_trace(trace.shift(-start_s), path)
+        closed = {"sessions": "closed"} if trace.after is not None else {}
+        alone = replace(scenario, workload={"path": path, "class": "offline", **closed}, offline=None, start_s=None,
+                        duration_s=None, rate_scale=1.0)
+        run = simulate(alone, policy=policy, sample_s=NO_SAMPLES_S)
+    found, requests = run.summary["jobs"], run.requests
+    _, place = np.unique(run.job, return_inverse=True)
+    begin, end = np.full(place.max() + 1, np.iinfo(np.int64).max), np.zeros(place.max() + 1, np.int64)
+    np.minimum.at(begin, place, requests["arrival_ps"])
+    np.maximum.at(end, place, requests["finish_ps"])
+    tokens = np.bincount(place, requests["output_tokens"])
+    return {**{key: value for key, value in found.items() if not isinstance(value, list)},
+            "token_latency_s": float(((end - begin) / PS_PER_S / tokens).mean()),
+            "makespan_s": float((end.max() - begin.min()) / PS_PER_S)}

@@ -14,7 +14,7 @@ from typing import Any
 from ooco_gym.resources import merged
 from ooco_gym.study.table import Answer
 
-PAPERS = ("ooco", "bros", "hygen", "echo", "ours")  # modules of `experiments.papers`
+PAPERS = ("ooco", "bros", "hygen", "echo", "autellix", "ours")  # modules of `experiments.papers`
 CLAIMS = "claims"
 Range = tuple[float | None, float | None]
 

@@ -17,7 +17,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 
 ARRIVAL, DUE, QUIT = range(3)  # rows of State.turns
-BEGUN, ATTAINED, LEFT, TURN, END = range(5)  # columns of State.jobs
+BEGUN, ATTAINED, LEFT, TURN, END, CHAIN = range(6)  # columns of State.jobs
 ENDED, SERVICE, LAST, EXPECTED = range(4)  # columns of State.calls
 UNKNOWN = 0  # next arrival time that must be looked up
 
@@ -138,9 +138,12 @@ def _release(state, slot, turn):
 # --- Jobs of several requests (State.jobs) ----------------------------------------------------------------------------
 @inner
 def note_call(state, slot):
-    """Notes when a job's first request arrives."""
+    """Notes when a job's first request arrives, and what it has had when each does."""
     job = np.int64(state.job[slot])
-    if job >= 0 and state.jobs[job, BEGUN] < 0.0:
+    if job < 0:
+        return
+    state.chain[slot] = np.int32(state.jobs[job, CHAIN])
+    if state.jobs[job, BEGUN] < 0.0:
         state.jobs[job, BEGUN] = state.requests[slot].arrival_ps
 
 
@@ -161,6 +164,7 @@ def end_call(state, slot, done):
     of[ATTAINED] += done * service_ps
     of[LEFT] -= service_ps
     of[TURN] += 1.0
+    of[CHAIN] = max(of[CHAIN], float(state.chain[slot] + state.requests[slot].generated_tokens))
     if of[LEFT] <= 0.0:
         of[END] = state.clock.now_ps
     if done:

@@ -171,8 +171,10 @@ class State(NamedTuple):
     ended: np.ndarray  # float64[rows, 4], outputs of a client that have ended: number, mean and sum of squares of their
     # logarithm, moving mean in tokens (`policy.lengths`)
     job: np.ndarray  # int32[n], row of `jobs` of each request, or -1; empty without jobs
-    jobs: np.ndarray  # float64[jobs, 5]: first arrival in ps, reference GPU time of the calls that have ended and of
-    # those that have not (which only an oracle may read), in ps, number of those that have ended, end of the last in ps
+    jobs: np.ndarray  # float64[jobs, 6]: first arrival in ps, reference GPU time of the calls that have ended and of
+    # those that have not (which only an oracle may read), in ps, number of those that have ended, end of the last in
+    # ps, and output tokens of the longest chain of calls that have ended
+    chain: np.ndarray  # int32[n] with jobs: the latter when each request arrived
     calls: np.ndarray  # float64[clients + 1, TURNS, 4] with jobs, of calls that so many others of their job ended
     # before: number, sum of service in ps, how many were their job's last, and expected service from there on
     followers: np.ndarray  # int32[n + 1 + e] with closed sessions: places here of the requests that wait for each one,
@@ -262,7 +264,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)), np.zeros(n_requests if pool.clients else 0, np.int32),
         np.zeros((pool.clients, 4)),
-        np.zeros(n_requests if pool.jobs else 0, np.int32), np.zeros((pool.jobs, 5)),
+        np.zeros(n_requests if pool.jobs else 0, np.int32), np.zeros((pool.jobs, 6)),
+        np.zeros(n_requests if pool.jobs else 0, np.int32),
         np.zeros((max(1, pool.clients // 2) if pool.jobs else 0, TURNS, 4)),
         np.zeros(n_requests + 1 + pool.edges if pool.turns else 0, np.int32),
         np.zeros(n_requests if pool.turns else 0, np.int32), np.zeros(n_requests if pool.turns else 0, np.int64),

@@ -24,8 +24,8 @@ GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}
 
 POOL_POLICIES = ("always", "base_pd", "learned_gate", "least_urgent", "memory_gate", "never",
                  "online_priority", "ooco", "ooco_lengths", "ooco_xllm", "random", "slack")
-MIXED_POLICIES = ("adaptive_deadline", "admitter", "bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e",
-                  "echo_bs_e_s", "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama",
+MIXED_POLICIES = ("adaptive_deadline", "admitter", "autellix", "bros", "conserve", "deadline", "echo", "echo_bs",
+                  "echo_bs_e", "echo_bs_e_s", "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama",
                   "past_future", "round_robin", "router", "sarathi", "sarathi_pp", "sglang", "vllm_fcfs", "vllm_lcf",
                   "vllm_priority", "vllm_v0", "vllm_v0_priority")
 OPTIONS = {  # policies with parameters that take another way through the rules
