@@ -67,7 +67,7 @@ def fig12(study: Study) -> Iterator[Test]:
 
 
 @figure(PAPER, "Time to serve a batch of programs", "Figure 16", "section 6.5.1: 10 to 40 % less; bars without values",
-        why="FCFS and Autellix serve all first calls before the second ones, so a conversation's KV memory is gone when "
+        why="Both FCFS and Autellix serve all first calls first, so a conversation's KV memory is gone when "
             "its next call comes (of 1,000 programs 13 and 16 % of the prompts are found in the cache); MLFQ puts that "
             "call first (42 %). Swapping, which stops the paper's MLFQ at 4,000 programs, costs it little here.")
 def fig16(study: Study) -> Iterator[Test]:
