@@ -161,7 +161,7 @@ def jobs_to_end(scenario: Scenario, policy: str) -> dict[str, Any]:
     """
     start_s, duration_s = scenario.window()
     trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=scenario.seed,
-                          rate_scale=scenario.rate_scale)
+                          rate_scale=scenario.rate_scale or 1.0)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "jobs.parquet")
         write_trace(trace.shift(-start_s), path)
@@ -169,6 +169,7 @@ def jobs_to_end(scenario: Scenario, policy: str) -> dict[str, Any]:
         alone = replace(scenario, workload={"path": path, "class": "offline", **closed}, offline=None, start_s=None,
                         duration_s=None, rate_scale=1.0)
         run = simulate(alone, policy=policy, sample_s=NO_SAMPLES_S)
+    assert run.job is not None
     found, requests = run.summary["jobs"], run.requests
     _, place = np.unique(run.job, return_inverse=True)
     begin, end = np.full(place.max() + 1, np.iinfo(np.int64).max), np.zeros(place.max() + 1, np.int64)
