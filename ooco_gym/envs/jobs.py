@@ -122,8 +122,16 @@ def offer_jobs(state, buffers, i):
         chosen[k] = -1
     if state.job.size > 0:
         count_waiting(state, instance, chosen, kept, buffers.candidates[i, :, F.waiting])
-    buffers.mask[i, b.DECLINE_ACTION] = row[0] > 0  # an iteration without tokens would leave the engine idle
-    return kept + (kept > 0 and row[0] > 0)
+    buffers.mask[i, b.DECLINE_ACTION] = 0  # the question is who goes first, not whether
+    return kept
+
+
+@step_kernel
+def answer_call(state, buffers, i):
+    """Admits one call, after which the environment asks again; where no choice is left, the base policy goes on."""
+    if buffers.actions[i, 0] < b.FIXED:
+        return entering.enter_as_base_policy(state, buffers, i)
+    return entering.answer_entry(state, buffers, i)
 
 
 @step_kernel
@@ -150,27 +158,27 @@ def completion(state, instance):
 
 
 DECISION: Decision = replace(
-    entering.DECISION, name="job", offer=offer_jobs, observe=observe_served, table=JOB, cluster=SERVED,
-    question="Which job's call enters the iteration?", take="admit this call; the decision repeats",
-    candidates="waiting calls")
+    entering.DECISION, name="job", offer=offer_jobs, answer=answer_call, observe=observe_served, table=JOB,
+    cluster=SERVED, question="Which job's call enters the iteration?", take="admit this call; the decision repeats",
+    no="admit none; masked, as the question is who goes first", candidates="waiting calls")
 
 
 class JobsEnv(DecisionEnv):
     """Which agent's or roll-out's call enters the batch next, where more wait than can run.
 
     ## Description
-    An engine serves jobs of several calls: agents, whose turns wait for tools and subagents, and groups of
+    Two engines serve jobs of several calls: agents, whose turns wait for tools and subagents, and groups of
     roll-outs, of which the slowest decides. All calls are offline ones; a job is done with its last. At most 64
-    run at a time, and more arrive than can be served, so which enter first decides how long jobs take: knowing
-    what is left takes up to a third off the mean (docs/workloads.md). How many calls a job still has is hidden;
-    what jobs of its client have needed is learned as calls end (`expected`). The reward is the time that jobs
+    run at a time on each, and more arrive than can be served, so which enter first decides how long jobs take:
+    knowing what is left takes up to a third off the mean (docs/workloads.md). How many calls a job still has is
+    hidden; what jobs of its client have needed is learned as calls end (`expected`). The reward is the time that jobs
     are open, `completion`, over the jobs of the episode: undiscounted it sums to the negative mean time to a
     job's end, as far as it lies in the episode. Each episode draws another condition (`conf/env/jobs.yaml`,
     `vary.condition`).
 
     ## Action Space
-    `Discrete(2 + K)`: 0 admits no more to this iteration, 1 does what the base policy would do
-    (first come, first served), `2 + k` admits call k, after which the next is asked for.
+    `Discrete(2 + K)`: 1 does what the base policy would do (first come, first served), `2 + k` admits call k, after
+    which the next is asked for. 0, to admit none, is masked: the question is who goes first.
 
     ## Candidates
     Waiting calls that fit: the base policy's next, and those first by when their job came, by
