@@ -80,8 +80,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                         "and strict ones; leave out one kind")
     if batch and options["elastic"]:
         raise UserError("elastic=true: a trace of offline requests alone has no load that rises and falls")
-    if options["chips"] is not None:
-        whole("chips", options["chips"], 1, 1_000_000)
+    for key in ("chips", "most"):
+        whole(key, options[key], 1, 1_000_000, null="the fewest" * (key == "chips"))
     said = say_played(base)
     say_clock(base, policies=policies)
     rate = float(options["offline"]["rate"] or 0.0)

@@ -104,6 +104,8 @@ class Planner:
         Raises:
             UserError: `most` instances are too few, or no number is enough.
         """
+        if most < self.least:
+            raise UserError(f"most={most}: '{self.policy}' needs {self.least} instances or more")
         tried: dict[int, Sized] = {}
 
         def fails(count: int) -> bool:

@@ -164,6 +164,10 @@ class Cluster(Model):
             raise UserError(f"{where}: pd_first_token={self.pd_first_token} is of relaxed and strict pools; mixed "
                             "instances prefill and decode a request in one place")
         EngineClock.load(self.engine_clock)
+        try:
+            load_yaml("cluster", self.twin or {})
+        except UserError as error:
+            raise UserError(f"{where}: twin: {error}") from None
         self._check_fleet(where)
 
     def _check_fleet(self, where: str) -> None:

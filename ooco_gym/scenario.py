@@ -225,7 +225,7 @@ class Scenario(Model):
                 raise UserError(f"online_rate={self.online_rate:g}: workload '{title_of(self.workload)}' has no "
                                 f"online request to be scaled in the window of {duration_s:g} s from "
                                 f"start_s={start_s:g}")
-            return self.online_rate / own, ""
+            return number("online_rate", self.online_rate, 0, 1e6 * own, "requests a second") / own, ""
         if self.from_file:
             return 1.0, ""
         bearer = self.peak_factor_scenario()

@@ -189,7 +189,7 @@ class Simulation:
                                  weights=self.policy.weights, turns=self.turns, job=self.job,
                                  patience_s=_patience_of(self.scenario, trace))
         self.state.config.learns_lengths = learns
-        self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen)
+        self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen) + self.scenario.offline.notes
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         if outside:
@@ -407,7 +407,9 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     if simulation.scenario.open_end:  # just after the last request's end as its client sees it
         last_s = max(simulation.now_s, int(requests["finish_ps"].max(initial=0)) / s.PS_PER_S)
         end_s = last_s + max(1 / s.PS_PER_S, math.ulp(last_s))
-    samples = _columns(rows)
+    samples, late = _columns(rows), simulation.scenario.cluster.role_changes[state.config.next_change:]
+    simulation.notes += tuple(f"role_changes with at_s={one.at_s:g} is never reached: the run ends "
+                              f"{simulation.now_s - start_s:.4g} s after its window begins" for one in late[:1])
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
               requests, state.instances, state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,

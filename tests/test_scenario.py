@@ -87,6 +87,8 @@ def test_a_twin_has_equal_hardware():
         Scenario(cluster={**mixed, "twin": None}, rate_scale=1.0).on_kind(mixed=False)
     with pytest.raises(UserError, match="no peak factor is stored.*'ooco-gym capacity only_peak=true"):
         Scenario(cluster={**mixed, "twin": None}).online_scale()
+    with pytest.raises(UserError, match="cluster 'mine': twin: unknown cluster 'pair_8b' .did you mean 'pair_7b'"):
+        Scenario(cluster={**mixed, "twin": "pair_8b"}).load_cluster()
 
 
 def test_a_first_token_that_no_instance_can_give_in_time_is_refused():
@@ -105,6 +107,7 @@ def test_an_offline_dataset_in_the_workload_becomes_the_offline_load():
     scenario = Scenario(workload="ooc+arxiv_summarization", offline={"mode": "backlog", "rate": 2.0})
     assert scenario.workload == "ooc" and scenario.offline["name"] == "arxiv_summarization"
     assert (scenario.offline["mode"], scenario.offline["rate"]) == ("backlog", 2.0)
+    assert scenario.resolve().offline.notes == ("offline.rate=2 is not used: offline.mode=backlog has no rate",)
     assert scenario.online_scale() == Scenario(workload="ooc").online_scale(), "the peak factor of the online part"
     again = scenario.with_(seed=2, offline_rate=5.0)
     assert again.offline == {**scenario.offline, "rate": 5.0} and again.workload == "ooc"
@@ -147,6 +150,8 @@ def test_the_online_rate_of_a_trace_file_samples_t_times_q_requests(tmp_path):
 def test_rate_scale_and_online_rate_exclude_each_other():
     with pytest.raises(UserError, match="rate_scale=1 and online_rate=2 both set the online load"):
         Scenario(rate_scale=1.0, online_rate=2.0)
+    with pytest.raises(UserError, match="online_rate=1000000000.0 must be a number of requests a second from 0 to"):
+        Scenario(online_rate=1e9).online_scale()
     scenario = Scenario(workload="bros_lmsys", cluster="mixed_7b", online_rate=10.0)
     assert scenario.online_scale() == pytest.approx(10.0)
     assert scenario.with_(rate_scale=scenario.online_scale()).online_scale() == pytest.approx(10.0)

@@ -100,6 +100,10 @@ class Training:
         if decisions > self.config["total_timesteps"]:
             show_notes([f"one rollout is {decisions:,} decisions (agent.n_envs, agent.rollout_s), so training takes "
                         f"that many, not total_timesteps={self.config['total_timesteps']:,}."])
+        rest = decisions % int(self.agent["batch_size"]) if plain(self.config["agent"]).get("n_steps") else 0
+        if rest and self.agent["name"] != "dqn":  # a buffer's batches are drawn
+            show_notes([f"agent.batch_size={self.agent['batch_size']} does not divide the {decisions:,} decisions of a "
+                        f"rollout (agent.n_steps times agent.n_envs): its last batch has {rest:,}."])
         return build_model(self.env, self.agent, self.seed)
 
     # --- Callbacks ---

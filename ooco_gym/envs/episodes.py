@@ -418,26 +418,32 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
     """Raises UserError if none of the environment's decisions can come up, whatever the load."""
     cluster = config.scenario.load_cluster()
     if base_policy.mixed_by is not None or (cluster.mixed and cluster.relaxed):
-        raise UserError(f"base policy '{spelling_of(base_policy)}' on cluster '{cluster.name}': environments have "
+        raise UserError(f"base policy '{base_policy.name}' on cluster '{cluster.name}': environments have "
                         "mixed instances, or relaxed and strict ones, not both; use for example pair_7b with ooco")
     if len(config.clusters()) > 1:
         return  # windows have different clusters
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
-    wrong_pools = not cluster.mixed and bool(kinds & engines or kinds == {s.ROUTE})  # no decision of an engine
-    if not wrong_pools and any(_may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):
+    roles = [decision.name for decision in decisions] == ["roles"]  # the kind `scale`, of pools
+    of_engines = bool(kinds & engines) or kinds == {s.ROUTE} or (kinds == {s.SCALE} and not roles)
+    wrong_pools = not cluster.mixed and of_engines
+    if not wrong_pools and not (roles and cluster.mixed) and any(
+            _may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):
         return
     why, instead = f"base policy '{base_policy.name}' leaves nothing to the agent", "base policy deadline"
     if wrong_pools:
-        why, instead = "its instances are relaxed and strict", "cluster mixed_7b with base policy deadline"
+        why, instead = "its instances are relaxed and strict", (
+            f"cluster {'elastic' if s.SCALE in kinds else 'mixed'}_7b with base policy deadline")
     elif s.ROUTE in kinds:
         why, instead = "there are fewer than two instances or candidates", "engines_7b, and candidates=2 at least"
     elif kinds == {s.RETAIN}:
         why = ("it needs mixed instances whose retention is a rule that is asked" if not cluster.retention
                else f"retention={cluster.retention} is no rule that is asked")
         instead = "retention=offline_first on a cluster of mixed instances"
+    elif roles:
+        why = "its instances are mixed" if cluster.mixed else "it has no relaxed_min and relaxed_max"
+        instead = "a cluster of relaxed and strict instances with relaxed_min and relaxed_max"
     elif kinds == {s.SCALE}:
-        why, instead = ("no group of its instances has min and max, nor has it relaxed_min and relaxed_max",
-                        "elastic_7b with base policy deadline")
+        why, instead = "no group of its instances has min and max", "elastic_7b with base policy deadline"
     elif cluster.mixed and not kinds <= engines:
         why, instead = "its instances are mixed", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
     elif base_policy.class_blind:

@@ -212,7 +212,7 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
     expected = workload.arrivals.mean_rate_per_s * rate_scale * duration_s
     if expected > MAX_REQUESTS:
         raise UserError(f"workload '{workload.name}' would have about {expected:.3g} requests in {duration_s:g} s at "
-                        f"rate_scale {rate_scale:g}; at most {MAX_REQUESTS:,} are generated at once")
+                        f"{expected / duration_s:.3g}/s (rate_scale or online_rate): at most {MAX_REQUESTS:,} at once")
     if duration_s == 0 or rate_scale == 0:
         return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=workload.name)
     return play(workload, start_s=start_s, duration_s=duration_s, seed=check_seed(seed),

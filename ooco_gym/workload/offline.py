@@ -55,6 +55,14 @@ class OfflineLoad:
     deadline_s: float | None = None
     clients: tuple[tuple[float, LengthModel], ...] = ()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence if it has the key of another mode, of a value that is not its dataset's own."""
+        key = "jobs" if self.mode == "rate" else "rate"
+        value, own = getattr(self, key), load_yaml("offline", self.name) if self.name in names("offline") else {}
+        return () if value in (None, own.get(key)) else (
+            f"offline.{key}={value:g} is not used: offline.mode={self.mode} has no {key}",)
+
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
         """Returns the requests; arguments, times and errors as in `offline_trace`."""
         start_s, duration_s = number("start_s", start_s, 0, 1e9), number("duration_s", duration_s, 0, 1e9)

@@ -55,13 +55,15 @@ def test_actions_are_histograms_by_kind_of_decision(tracked):
         assert shares[0] == pytest.approx(counts[0] / 800) and shares[1] == pytest.approx(counts[1] / 800)
 
 
-def test_settings_are_no_shares_of_no_and_of_the_base_policy(tmp_path):
+def test_settings_are_no_shares_of_no_and_of_the_base_policy(tmp_path, capsys):
     """Level 0 of a parameter is no 'no': Control's vectors have histograms, a parameter each, and no such shares."""
     config = composed(
         tmp_path, "env=onlinetuning", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2",
-        "agent.n_steps=8", "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule=null",
+        "agent.n_steps=8", "agent.batch_size=12", "agent.hidden=16", "agent.imitate.rule=null",
         "agent.scale_decisions=8", "total_timesteps=16")
     train.main(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "batch_size=12 does not divide the 16 decisions of a rollout" in said and "its last batch has 4." in said
     columns = (tmp_path / "progress.csv").read_text().splitlines()[0]
     assert "rollout/simulated_s" in columns and "_share" not in columns
 

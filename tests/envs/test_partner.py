@@ -72,6 +72,14 @@ def test_base_policies_that_leave_nothing_to_decide_are_refused(name, policy):
         make(name, base_policy=policy)
 
 
+@pytest.mark.parametrize(("name", "other", "words"), [
+    ("Scaling", "scalingpools", "no scale .*its instances are relaxed and strict; use for example cluster elastic_7b"),
+    ("ScalingPools", "scaling", "no roles .*its instances are mixed; use for example a cluster of relaxed and strict")])
+def test_fleets_and_pools_have_environments_of_their_own(name, other, words):
+    with pytest.raises(UserError, match=words):
+        make(f"ooco_gym/{name}-v1", scenario={"cluster": load_yaml("env", other)["scenario"]["cluster"]})
+
+
 @pytest.mark.parametrize("name", IDS)
 def test_every_policys_rule_is_a_legal_action_everywhere(name):
     env, random = make(name), at_random(8)

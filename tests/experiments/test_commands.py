@@ -181,6 +181,8 @@ def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
     assert summary("given")["results"][0]["chips"] == 8
     assert main([*trial, "offline.rate=0", "most=2", "out=no"]) == 2
     assert "most=2 instances are too few for 'base_pd'" in capsys.readouterr().err
+    for most, words in ((0, "most=0 must be a whole number from 1 to"), (1, "most=1: 'base_pd' needs 2 instances")):
+        assert main([*trial, f"most={most}", "out=no"]) == 2 and words in capsys.readouterr().err
 
 
 def test_a_plan_of_an_elastic_fleet_stands_beside_the_fewest_chips_always_on(capsys):

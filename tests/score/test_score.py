@@ -281,6 +281,16 @@ def test_a_bundle_scores_as_the_rule_that_it_is_of(shipped, tmp_path):
             command.scored(str(tmp_path / folder), config())
 
 
+def test_one_task_is_lost_by_the_score_that_is_said():
+    """Interquartile mean 1, mean 0.9875: of one task both would be its score."""
+    played = {"violated": [0] * 4, "arrived": [9] * 4, "service": [0.95, 1.0, 1.0, 1.0]}
+    found = command._result(command.Rule("mine", "0" * 64, True, lambda _: Candidate(get_policy("deadline"))),
+                            config()["suite"], ["mixed_bursts"], {"mixed_bursts": played},
+                            {"mixed_bursts": {**played, "service": [1.0] * 4}}, {"seed": 1, "reference": "deadline"})
+    assert found["combined_score"] == 1.0 and found["loses"] is None and "loses" not in found["sentence"]
+    assert found["tasks"]["mixed_bursts"]["score"] == pytest.approx(0.9875)
+
+
 def test_the_command_writes_a_score_and_says_a_sentence(shipped, tmp_path, capsys):
     words = ["suite", "score", str(shipped), "task=mixed_bursts", "score.public.window_s=20", f"out={tmp_path / 'S'}"]
     assert main(words) == 0

@@ -14,7 +14,7 @@ from ooco_gym import Scenario
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Group
-from ooco_gym.simulation import Simulation
+from ooco_gym.simulation import Simulation, simulate
 from tests.sim.harness import Episode, Setup
 from tests.size import ROOT
 
@@ -93,6 +93,12 @@ def test_a_run_is_equal_in_another_process() -> None:
 def test_a_change_that_cannot_be_is_refused(changes: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         Scenario(cluster=POOLS | {"role_changes": changes}).resolve()
+
+
+def test_a_change_after_the_run_is_said() -> None:
+    cluster = {**POOLS, "role_changes": [{"at_s": 5.0, "relaxed": 2}, {"at_s": 99999.0, "relaxed": 1}]}
+    run = simulate(Scenario(cluster=cluster, rate_scale=0.01, duration_s=20.0, warmup_s=0.0), "base_pd")
+    assert run.notes[-1].startswith("role_changes with at_s=99999 is never reached: the run ends ")
 
 
 def test_mixed_instances_have_no_role_to_change() -> None:
