@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from experiments.elastic import planned, window_of
-from experiments.sizes import BatchBench, Planner, Sized, sized
+from experiments.sizes import NO_JOBS, BatchBench, Planner, Sized, sized
 from ooco_gym.cluster import ROLES
 from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, atomic_write
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 SCHEMA = "ooco-gym/plan/2"
 NONE_LATE = Limits(1e-9, 0.0, 0.0)  # no missed deadlines
 ASKED = ("a trace of offline requests alone has no arrival rate to sustain: give a deadline, as 'classes={offline: "
-         "{deadline_s: 3600}}' or in a column deadline_s, or how many chips there are, chips=2")
+         "{deadline_s: 3600}}' or in a column deadline_s, for jobs job_slo_s=600, or how many chips there are, chips=2")
 Row = Mapping[str, Any]
 
 
@@ -80,6 +80,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                         "and strict ones; leave out one kind")
     if batch and options["elastic"]:
         raise UserError("elastic=true: a trace of offline requests alone has no load that rises and falls")
+    if options["job_slo_s"] is not None and not batch:
+        raise UserError(NO_JOBS)
     for key in ("chips", "most"):
         whole(key, options[key], 1, 1_000_000, null="the fewest" * (key == "chips"))
     said = say_played(base)
@@ -92,8 +94,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         planners = []
         for policy in policies:
             scenario = base.on_kind(get_policy(policy).mixed)
-            bench = (BatchBench if batch else Bench)(jobs, scenario, seeds, scenario.load_slo().tpot_from, limits,
-                                                     SearchPlan(**options["search"]))
+            bench = Bench(jobs, scenario, seeds, scenario.load_slo().tpot_from, limits, SearchPlan(**options["search"]))
+            if batch:
+                bench = BatchBench(**vars(bench), job_slo_s=options["job_slo_s"])
             planners.append(Planner(policy, bench))
         if options["elastic"]:
             found = planned(planners, rate, price, options, question)
@@ -179,26 +182,29 @@ def _batch_row(planner: Planner, _: float, options: Row) -> dict[str, Any]:
         UserError: neither deadlines nor a number of chips.
     """
     each, scenario = planner.chips_each, planner.bench.scenario
-    if options["chips"] is None and not all(
+    if options["chips"] is None and options["job_slo_s"] is None and not all(
             summary["offline"].get("deadlines") for summary in planner.best(planner.least, 0.0).point.summaries):
         raise UserError(f"{title_of(scenario.workload)}: {ASKED}")
     tried = planner.tried(0.0, options["chips"], int(options["most"]))
     chosen = tried[-1]
     more = [planner.best(chosen.instances + count, 0.0) for count in range(1, int(options["frontier"]))]
-    sizes = {one.instances: _batch_metrics(one, each, options["price_per_chip_hour"]) for one in (*tried, *more)}
+    sizes = {one.instances: _batch_metrics(one, each, options) for one in (*tried, *more)}
     fewer = max((count for count in sizes if count < chosen.instances), default=None)
     return {"policy": planner.policy, "instances": chosen.instances, **chosen.size, "holds": chosen.holds,
             **sizes[chosen.instances], "one_fewer": None if fewer is None else sizes[fewer],
             "frontier": [sizes[count] for count in sorted(sizes)], "cluster": sized(scenario, chosen.size)}
 
 
-def _batch_metrics(one: Sized, each: int, price: float | None) -> dict[str, Any]:
+def _batch_metrics(one: Sized, each: int, options: Row) -> dict[str, Any]:
+    price = options["price_per_chip_hour"]
     ends = [run["batch"]["makespan_s"] for run in one.point.summaries]
     chips, end_s = one.instances * each, None if None in ends else float(np.mean(ends))
     tokens = float(one.point.total_tokens_per_s.mean())
     cost = None if price is None or end_s is None else chips * price * end_s / HOUR_S
-    due = any(run["offline"].get("deadlines") for run in one.point.summaries)
+    due = options["job_slo_s"] is not None or any(run["offline"].get("deadlines") for run in one.point.summaries)
+    jobs = [run["jobs"]["completion_p99_s"] for run in one.point.summaries if "jobs" in run]
     return {"chips": chips, "makespan_s": end_s, "total_tokens_per_s": tokens,
+            "job_completion_p99_s": float(np.mean(jobs)) if jobs else None,
             "late_share": float(one.point.violations.mean()) if due else None,
             "cost_per_hour": None if price is None else chips * price, "cost": cost,
             "cost_per_million_total_tokens": None if cost is None or end_s is None or not tokens else
@@ -214,7 +220,9 @@ def _question(scenario: Scenario, batch: bool, rate: float, options: Row) -> str
     if batch:
         known = scenario.resolve()
         rows = len(known.draw(known.start_s, known.duration_s))
-        return f"{asked} to complete the {rows:,} offline requests of {title} by their deadlines"
+        limit = options["job_slo_s"]
+        by = "by their deadlines" if limit is None else f"with 99 % of the jobs done within {duration(float(limit))}"
+        return f"{asked} to complete the {rows:,} offline requests of {title} {by}"
     online, offline = scenario.rates()
     given = options["online_rate"]
     load = f"{number(online if given is None else float(given))} online requests a second"
@@ -245,7 +253,8 @@ def _frontier(rows: Sequence[Row], batch: bool) -> Plot:
 
 COLUMNS = (Column("policy", "policy"), Column("chips", "chips"), Column("split", _split))
 BATCH_COLUMNS = (*COLUMNS,
-    Column("deadlines met", lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
+    Column("in time", lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
+    Column("P99 of a job", "job_completion_p99_s", duration),
     Column("makespan", "makespan_s", duration), Column("total tokens/s", "total_tokens_per_s", number),
     Column("makespan, one fewer", lambda row: (row["one_fewer"] or {}).get("makespan_s"), duration),
     Column("total cost", "cost", ".3g"),

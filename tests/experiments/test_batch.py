@@ -71,6 +71,20 @@ def test_a_plan_without_a_deadline_asks_for_one(capsys: pytest.CaptureFixture[st
     assert "classes={offline: {deadline_s: 3600}}" in capsys.readouterr().err
 
 
+def test_a_plan_keeps_a_limit_on_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups of ten requests: with half of the time that one instance takes, more are needed."""
+    rows = Path("batch.csv").read_text().splitlines()
+    Path("batch.csv").write_text("\n".join([f"{rows[0]},job", *(f"{row},{k // 10}" for k, row in enumerate(rows[1:]))]))
+    words = ("plan", "policies=[deadline]", "seeds=1", "workers=1", "frontier=1")
+    [alone] = run(*words, "chips=1")["results"]
+    limit_s = 0.5 * alone["job_completion_p99_s"]
+    [found] = run(*words, f"job_slo_s={limit_s}")["results"]
+    assert found["holds"] and found["job_completion_p99_s"] <= limit_s < found["one_fewer"]["job_completion_p99_s"]
+    assert "99 % of the jobs done within" in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "workload.path=batch.csv", "workload.class=online", "job_slo_s=3", "out=o"]) == 2
+    assert "job_slo_s: limits jobs of a trace of offline requests alone" in capsys.readouterr().err
+
+
 def test_a_plan_counts_the_chips_of_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     Path("ranks.yaml").write_text("name: ranks\nmodel: qwen3_30b_a3b\nmixed: [{chip: h100, data_parallel: 2}]\n")
     words = ("plan", "policies=[deadline]", "cluster=ranks.yaml", "seeds=1", "workers=1", "frontier=1")
