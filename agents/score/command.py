@@ -239,13 +239,13 @@ def _result(rule: Rule, suite: Mapping[str, Any], tasks: list[str], played: Any,
     rate = sum(sum(one["violated"]) for one in played.values()) / max(1, sum(sum(one["arrived"]) for one in
                                                                              played.values()))
     worst = min(tasks, key=lambda name: by_task[name]["score"])
-    least = by_task[worst]["score"] if len(tasks) > 1 else held["value"]  # one task has the score of all
-    loses = worst if least < 1.0 - 1e-9 else None
-    lost = "" if loses is None else f"; it loses {loses} ({'mean' if len(tasks) > 1 else 'score'} {least:.3f}" + (
+    loses = worst if by_task[worst]["score"] < 1.0 - 1e-9 else None
+    lost = "" if loses is None else f"; it loses {loses} (mean of its windows {by_task[loses]['score']:.3f}" + (
         ")" if by_task[loses]["feasible"] else f", {percent(by_task[loses]['violation_rate'], 1)} violations)")
     windows = f"seed {more['seed']}" if more["seed"] is not None else "public windows"
     sentence = (f"{rule.name} (sha256 {rule.sha256[:12]}) scores {held['value']:.4f} [{held['ci_low']:.4f}, "
-                f"{held['ci_high']:.4f}] times {more['reference'].partition(':')[0]} on {', '.join(tasks)}, {windows}, "
+                f"{held['ci_high']:.4f}], where {more['reference'].partition(':')[0]} itself scores "
+                f"{scores(suite, references, references)['iqm']['value']:.4f}, on {', '.join(tasks)}, {windows}, "
                 f"with {percent(rate, 2)} violations{lost}.")
     return {"schema": SCHEMA, "combined_score": held["value"], "interval": [held["ci_low"], held["ci_high"]],
             "violation_rate": rate, "loses": loses, "tasks": by_task, "improvement": found["improvement"],

@@ -281,14 +281,16 @@ def test_a_bundle_scores_as_the_rule_that_it_is_of(shipped, tmp_path):
             command.scored(str(tmp_path / folder), config())
 
 
-def test_one_task_is_lost_by_the_score_that_is_said():
-    """Interquartile mean 1, mean 0.9875: of one task both would be its score."""
-    played = {"violated": [0] * 4, "arrived": [9] * 4, "service": [0.95, 1.0, 1.0, 1.0]}
+@pytest.mark.parametrize(("mine", "said"), [([0.4, 1.0, 1.0, 1.2], "], where deadline itself scores 1.1111, on"),
+                                            ([0.2, 1.0, 1.0, 1.2], "it loses mixed_bursts (mean of its windows 0.944")])
+def test_a_sentence_has_the_references_own_score(mine, said):
+    """The middle windows have the score, all have the mean: of equal scores one loses, and a reference does not."""
+    played = {"violated": [0] * 4, "arrived": [9] * 4, "service": mine}
     found = command._result(command.Rule("mine", "0" * 64, True, lambda _: Candidate(get_policy("deadline"))),
-                            config()["suite"], ["mixed_bursts"], {"mixed_bursts": played},
-                            {"mixed_bursts": {**played, "service": [1.0] * 4}}, {"seed": 1, "reference": "deadline"})
-    assert found["combined_score"] == 1.0 and found["loses"] is None and "loses" not in found["sentence"]
-    assert found["tasks"]["mixed_bursts"]["score"] == pytest.approx(0.9875)
+                            config()["suite"], ["mixed_bursts"], {"mixed_bursts": played}, {"mixed_bursts": {
+                                **played, "service": [0.4, 1.0, 1.0, 1.2]}}, {"seed": 1, "reference": "deadline"})
+    assert found["combined_score"] == pytest.approx(1 / 0.9) and said in found["sentence"]
+    assert (found["loses"] is None) == (mine[0] == 0.4)
 
 
 def test_the_command_writes_a_score_and_says_a_sentence(shipped, tmp_path, capsys):
