@@ -21,7 +21,7 @@ JOBS = {f"{workload if isinstance(workload, str) else 'two_rollouts'}, {rate:g}/
         ("rollouts", 2.1, 300.0), (TWO_ROLLOUTS, 2.1, 300.0))}
 
 
-@claim("Whose job goes first", "workloads.md#agents-and-jobs", blocks=("9511:9521", "9611:9621"))
+@claim("Whose job goes first", "workloads.md#whose-job-goes-first", blocks=("9511:9521", "9611:9621"))
 def job_orders(study: Study) -> Iterator[Test]:
     """Where jobs of two kinds arrive faster than they are served, the service that a job is expected to need takes a
     tenth or more off FCFS' mean completion; at 95 % of capacity an order that knows it takes less than that."""
