@@ -244,7 +244,7 @@ def _result(rule: Rule, suite: Mapping[str, Any], tasks: list[str], played: Any,
         ")" if by_task[loses]["feasible"] else f", {percent(by_task[loses]['violation_rate'], 1)} violations)")
     windows = f"seed {more['seed']}" if more["seed"] is not None else "public windows"
     sentence = (f"{rule.name} (sha256 {rule.sha256[:12]}) scores {held['value']:.4f} [{held['ci_low']:.4f}, "
-                f"{held['ci_high']:.4f}], where {more['reference'].partition(':')[0]} itself scores "
+                f"{held['ci_high']:.4f}], where the reference ({more['reference']}) scores "
                 f"{scores(suite, references, references)['iqm']['value']:.4f}, on {', '.join(tasks)}, {windows}, "
                 f"with {percent(rate, 2)} violations{lost}.")
     return {"schema": SCHEMA, "combined_score": held["value"], "interval": [held["ci_low"], held["ci_high"]],

@@ -281,7 +281,7 @@ def test_a_bundle_scores_as_the_rule_that_it_is_of(shipped, tmp_path):
             command.scored(str(tmp_path / folder), config())
 
 
-@pytest.mark.parametrize(("mine", "said"), [([0.4, 1.0, 1.0, 1.2], "], where deadline itself scores 1.1111, on"),
+@pytest.mark.parametrize(("mine", "said"), [([0.4, 1.0, 1.0, 1.2], "the reference (deadline) scores 1.1111, on"),
                                             ([0.2, 1.0, 1.0, 1.2], "it loses mixed_bursts (mean of its windows 0.944")])
 def test_a_sentence_has_the_references_own_score(mine, said):
     """The middle windows have the score, all have the mean: of equal scores one loses, and a reference does not."""
