@@ -6,7 +6,8 @@ Random actions, the base policy and the best heuristic are compared with a plan 
   by coordinate ascent: one part and one parameter at a time, every level, on the same window.
 - At other decisions, a sample takes the action with the best roll-out on the window's own future: the base policy
   continues for `horizon_s`. The best heuristic takes all other decisions.
-- With `oracle`, changes of the scenario, the base policy also plays with what they tell it (true lengths, returns).
+- With `oracle`, changes of the scenario, the base policy also plays with what they tell it (true lengths, returns), or
+  another one (`policy`).
 
 A search gives the best plan found, which is no upper bound. A window's plan is never worse than the best heuristic,
 which is a plan as well.
@@ -34,11 +35,12 @@ from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Table, percent, with_interval
 from ooco_gym.schema import Count, Range, Seconds, check_all, demand, plain
-from ooco_gym.simulation import simulate
+from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.simulation import Run, simulate
 from ooco_gym.study.options import seeds_of
 from ooco_gym.study.runs import in_processes
 
-CLOSED = 0.02  # of the best heuristic's offline service: a smaller gain is called none
+CLOSED = 0.02  # of the best heuristic's offline service or reward: a smaller gain is called none
 CHOSEN_ON = 8  # validation windows, or one of each seed, on which the best heuristic is chosen
 
 
@@ -130,10 +132,11 @@ def play_window(config: Mapping[str, Any], env_config: Mapping[str, Any], heuris
         env = made.unwrapped
         there, by = as_base_policy(env_config, heuristic, env)
         if config["oracle"]:
-            scenario = under(env.config, config["oracle"], "oracle").window(*window)
-            run = simulate(scenario, env.config.base_policy).summary
-            record["oracle"] = {"service": run["offline"]["reference_gpu_s_per_s"],
-                                "violations": run["online"]["violation_rate"]}
+            changes = dict(config["oracle"])
+            policy = changes.pop("policy", env.config.base_policy)
+            run = simulate(under(env.config, changes, "oracle").window(*window), policy)
+            record["oracle"] = {"service": run.summary["offline"]["reference_gpu_s_per_s"],
+                                "violations": run.summary["online"]["violation_rate"] or 0.0, "reward": -_open_s(run)}
         planned = env.episodes.controls is not None
         if planned:
             found = _planned(env, window, total, config["parts"], config["sweeps"])
@@ -183,36 +186,57 @@ def main(cfg: Any) -> dict[str, Any]:
                                 "planning known windows"))
     settings = {key: config[key] for key in ("seeds", "parts", "sweeps", "decisions", "horizon_s", "oracle")}
     summary = {"env": env["id"], "episodes": len(games), "window_s": window_s, "settings": settings,
-               "best_heuristic": heuristic, **summarised(records, window_s), "wall_s": time.monotonic() - started}
+               "best_heuristic": heuristic, **summarised(records, window_s, unit_of(env)),
+               "wall_s": time.monotonic() - started}
     write_json(Path(config["out"]) / "headroom.json", {**summary, "records": records})
     table(summary).show()
     return summary
 
 
-def summarised(records: Sequence[Mapping[str, Any]], window_s: float) -> dict[str, Any]:
-    """Returns rewards a second, violations, and gains over the best heuristic in shares of its offline service (means,
-    95 % intervals over windows), and the label."""
+def unit_of(env_config: Mapping[str, Any]) -> str:
+    """What gains are shares of: offline service, or the reward of an environment that rewards none (Jobs-v1)."""
+    reward = env_config.get("reward")
+    return "reward" if isinstance(reward, Mapping) and not reward.get("service") else "service"
+
+
+def summarised(records: Sequence[Mapping[str, Any]], window_s: float, unit: str = "service") -> dict[str, Any]:
+    """Returns rewards a second, violations, and gains over the best heuristic in shares of its offline service, or of
+    its reward (means, 95 % intervals over windows), and the label."""
     best = [one["heuristic"] for one in records]
-    service = max(float(np.mean([one["service"] for one in best])), 1e-9)
+    per_s = window_s if unit == "reward" else 1.0
+    whole = max(abs(float(np.mean([one[unit] for one in best]))) / per_s, 1e-9)
     found: dict[str, Any] = {"decisions_per_s": float(np.mean([one["decisions"] for one in best])) / window_s}
     for name in ("random", "base_policy", "heuristic"):
         rewards = np.array([one[name]["reward"] for one in records]) / window_s
         found[name] = {**_interval(rewards), "violations": float(np.mean([one[name]["violations"] for one in records])),
                        "service": float(np.mean([one[name]["service"] for one in records]))}
     if "plan" in records[0]:
-        over = np.array([one["plan"] - one["heuristic"]["reward"] for one in records]) / window_s / service
+        over = np.array([one["plan"] - one["heuristic"]["reward"] for one in records]) / window_s / whole
         found["plan"] = {**_interval(over), "play_outs": int(sum(one["play_outs"] for one in records))}
         found["label"] = "open" if found["plan"]["mean"] > CLOSED else "nothing found"
     if "constant" in records[0]:
-        over = np.array([one["plan"] - one["constant"] for one in records]) / window_s / service
+        over = np.array([one["plan"] - one["constant"] for one in records]) / window_s / whole
         found["plan_over_constant"] = _interval(over)
     if "oracle" in records[0]:
-        over = np.array([one["oracle"]["service"] / one["heuristic"]["service"] - 1.0 for one in records])
+        over = np.array([(one["oracle"][unit] - one["heuristic"][unit]) / abs(one["heuristic"][unit])
+                         for one in records])
         found["oracle"] = {**_interval(over),
                            "violations": float(np.mean([one["oracle"]["violations"] for one in records]))}
         if found["oracle"]["mean"] > CLOSED:
             found["label"] = "open"
     return found
+
+
+def _open_s(run: Run) -> float:
+    """Seconds that the jobs of a run are open in its window, the mean over all of them: Jobs-v1's reward; 0 without."""
+    if run.job is None:
+        return 0.0
+    jobs, place = np.unique(run.job, return_inverse=True)
+    begin, end = np.full(len(jobs), np.inf), np.zeros(len(jobs))
+    done_s = np.where(run.requests["finish_ps"] > 0, run.requests["finish_ps"] / PS_PER_S, np.inf)
+    np.minimum.at(begin, place, run.requests["arrival_ps"] / PS_PER_S)
+    np.maximum.at(end, place, done_s)
+    return float((np.clip(end, *run.window_s) - np.clip(begin, *run.window_s)).mean())
 
 
 def _interval(values: np.ndarray) -> dict[str, float]:
@@ -226,11 +250,11 @@ def table(summary: Mapping[str, Any]) -> Table:
             ("heuristic", f"best heuristic, {summary['best_heuristic']}", ".4g"),
             ("plan", "best plan found, above the best heuristic", "+.1%"),
             ("plan_over_constant", "best plan found, above each window's best constant", "+.1%"),
-            ("oracle", "oracle's offline service, above the best heuristic's", "+.1%")):
+            ("oracle", "oracle, above the best heuristic", "+.1%")):
         if (one := summary.get(name)) is not None:
             violations = percent(one["violations"], 1) if "violations" in one else ""
             rows.append((label, with_interval(one["mean"], one["low"], one["high"], form), violations))
     title = f"{summary['env']}, {summary['episodes']} windows"
     if "plan" in summary:
         title += f", {summary['plan']['play_outs']:,} play-outs: {summary['label']}"
-    return Table(title, ("policy", "reward a second, or gain in offline service (95 %)", "violations"), rows)
+    return Table(title, ("policy", "reward a second, or gain (95 %)", "violations"), rows)
