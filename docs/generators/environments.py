@@ -130,7 +130,8 @@ def standing(found: Mapping[str, Any] | None) -> dict[str, Any]:
         planned += f"; {_gain(found['plan_over_constant'])} over each window's best constant"
     if "oracle" in found:
         changes = ", ".join(f"{name} {value}" for name, value in _words(found["settings"]["oracle"]))
-        planned += f"; {_gain(found['oracle'])} offline service with {changes}"
+        unit = "reward" if "policy" in found["settings"]["oracle"] else "offline service"
+        planned += f"; {_gain(found['oracle'])} {unit} with {changes}"
     cells = [f"{found[who]['mean']:.3f} ({percent(found[who]['violations'], 1)})"
              for who in ("random", "base_policy", "heuristic")]
     cells[-1] += f", `{found['best_heuristic']}`"
