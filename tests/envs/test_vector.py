@@ -20,7 +20,8 @@ from tests.envs.episodes_in_short import IDS, alike, arguments, at_random, make,
 
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
 BRIEF_OF = {"ooco_gym/OnlineTuning-v1": {"interval_s": 2.0}, "ooco_gym/RuleChoice-v1": {"interval_s": 2.0},
-            "ooco_gym/Admission-v2": {"interval_s": 2.0}, "ooco_gym/Serving-v1": {"window_s": 1.0}}
+            "ooco_gym/Admission-v2": {"interval_s": 2.0}, "ooco_gym/Serving-v1": {"window_s": 1.0},
+            "ooco_gym/Jobs-v1": {"warmup_s": 60.0}}  # until no seat is free
 MODES = tuple(AutoresetMode)
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 1, "derandomize": True,
        "phases": [Phase.generate]}
