@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from experiments.elastic import planned, window_of
-from experiments.sizes import NO_JOBS, BatchBench, Planner, Sized, sized
+from experiments.sizes import NO_JOBS, BatchBench, Planner, Sized, p99_of_jobs, sized
 from ooco_gym.cluster import ROLES
 from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, atomic_write
@@ -48,6 +48,7 @@ from ooco_gym.report.pages import Plot
 from ooco_gym.report.templates import sentence
 from ooco_gym.run_notes import say_clock, say_played
 from ooco_gym.scenario import scenario_of
+from ooco_gym.schema import number as checked
 from ooco_gym.schema import plain, whole
 from ooco_gym.study.options import names_of, seeds_of
 from ooco_gym.study.runs import Jobs
@@ -80,8 +81,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                         "and strict ones; leave out one kind")
     if batch and options["elastic"]:
         raise UserError("elastic=true: a trace of offline requests alone has no load that rises and falls")
-    if options["job_slo_s"] is not None and not batch:
-        raise UserError(NO_JOBS)
+    if options["job_slo_s"] is not None:
+        checked("job_slo_s", options["job_slo_s"], 0, 1e9, "seconds")
+        if not batch:
+            raise UserError(NO_JOBS)
     for key in ("chips", "most"):
         whole(key, options[key], 1, 1_000_000, null="the fewest" * (key == "chips"))
     said = say_played(base)
@@ -202,9 +205,9 @@ def _batch_metrics(one: Sized, each: int, options: Row) -> dict[str, Any]:
     tokens = float(one.point.total_tokens_per_s.mean())
     cost = None if price is None or end_s is None else chips * price * end_s / HOUR_S
     due = options["job_slo_s"] is not None or any(run["offline"].get("deadlines") for run in one.point.summaries)
-    jobs = [run["jobs"]["completion_p99_s"] for run in one.point.summaries if "jobs" in run]
+    jobs = p99_of_jobs(one.point)
     return {"chips": chips, "makespan_s": end_s, "total_tokens_per_s": tokens,
-            "job_completion_p99_s": float(np.mean(jobs)) if jobs else None,
+            "job_completion_p99_s": jobs,
             "late_share": float(one.point.violations.mean()) if due else None,
             "cost_per_hour": None if price is None else chips * price, "cost": cost,
             "cost_per_million_total_tokens": None if cost is None or end_s is None or not tokens else

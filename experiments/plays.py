@@ -177,5 +177,6 @@ def jobs_to_end(scenario: Scenario, policy: str) -> dict[str, Any]:
     np.maximum.at(end, place, requests["finish_ps"])
     tokens = np.bincount(place, requests["output_tokens"])
     return {**{key: value for key, value in found.items() if not isinstance(value, list)},
+            "hit_rate": run.summary["offline"]["hit_rate"],
             "token_latency_s": float(((end - begin) / PS_PER_S / tokens).mean()),
             "makespan_s": float((end.max() - begin.min()) / PS_PER_S)}

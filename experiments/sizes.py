@@ -134,9 +134,9 @@ def _broken(point: Point) -> str:
     if "batch" in runs[0]:
         ends = [run["batch"]["makespan_s"] for run in runs]
         done = "" if None in ends else f"; the makespan is {duration(float(np.mean(ends)))}"
-        jobs = [run["jobs"]["completion_p99_s"] for run in runs if "jobs" in run]
-        if jobs and not runs[0]["offline"].get("deadlines"):
-            return f"99 % of the jobs are done within {duration(float(np.mean(jobs)))}{done}"
+        jobs_s = p99_of_jobs(point)
+        if jobs_s is not None and not runs[0]["offline"].get("deadlines"):
+            return f"99 % of the jobs are done within {duration(jobs_s)}{done}"
         return f"{late} of the deadlines are missed{done}"
     missed = []
     for name in ("TTFT", "TPOT") if point.violations.any() else ():
@@ -145,6 +145,12 @@ def _broken(point: Point) -> str:
     each = f" ({', '.join(missed)})" if missed else ""
     return (f"{late} of the online requests violate an SLO{each}, and {percent(point.kept_up.mean(), 0)} of the "
             "arriving offline work is completed")
+
+
+def p99_of_jobs(point: Point) -> float | None:
+    """Returns the P99 of jobs' completion in seconds, the mean over seeds; None without jobs, or if all have left."""
+    found = [run["jobs"]["completion_p99_s"] for run in point.summaries if "jobs" in run]
+    return None if not found or None in found else float(np.mean(found))
 
 
 @dataclass(frozen=True)
@@ -167,8 +173,8 @@ class BatchBench(Bench):
         if self.job_slo_s is not None:
             if "jobs" not in runs[0]:
                 raise UserError(NO_JOBS)
-            late = [max(share, float(run["jobs"]["completion_p99_s"] > self.job_slo_s)) for share, run in zip(
-                late, runs, strict=True)]
+            beyond = [(run["jobs"]["completion_p99_s"] or np.inf) > self.job_slo_s for run in runs]
+            late = np.maximum(late, beyond).tolist()
         tokens, whole = [run["batch"]["total_tokens_per_s"] or 0.0 for run in runs], np.ones(len(runs))
         return Point(rate, np.array(late), whole, whole, np.array(tokens), runs)
 

@@ -81,6 +81,8 @@ def test_a_plan_keeps_a_limit_on_jobs(capsys: pytest.CaptureFixture[str]) -> Non
     [found] = run(*words, f"job_slo_s={limit_s}")["results"]
     assert found["holds"] and found["job_completion_p99_s"] <= limit_s < found["one_fewer"]["job_completion_p99_s"]
     assert "99 % of the jobs done within" in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "workload.path=batch.csv", "job_slo_s=soon", "out=o"]) == 2
+    assert "job_slo_s='soon'" in capsys.readouterr().err
     assert main([*words, "workload.path=batch.csv", "workload.class=online", "job_slo_s=3", "out=o"]) == 2
     assert "job_slo_s: limits jobs of a trace of offline requests alone" in capsys.readouterr().err
 
